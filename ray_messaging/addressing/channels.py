@@ -192,7 +192,7 @@ def check_subtopic(subtopic: object) -> str:
 
 
 def agent_channel(exp_id: str, agent_id: object, subtopic: str) -> str:
-    """Build an agent's channel."""
+    """Build the name of an agent's channel for a subtopic."""
     return build_channel(exp_id, check_id(agent_id), check_subtopic(subtopic))
 
 
@@ -262,7 +262,7 @@ def _check_experiment(exp_id: str, channel: str) -> None:
 
 
 def build_channel(exp_id: str, agent_id: AgentId | None, topic: str) -> str:
-    """Build the channel of an address."""
+    """Build the name of a channel from an agent's id (None: a plain channel) and a topic."""
     if topic[0] == ":":
         return topic[1:]
     return f"exps:{exp_id}:agents:{escaped(agent_id) if isinstance(agent_id, str) else agent_id}:{topic}"
@@ -333,5 +333,8 @@ def check_recipient(channel: str, recipient: AgentId | None, to_id: object) -> A
 
 
 def mark_of_db(db: int) -> str:
-    """Return the text that follows an experiment's name in the names of a db's Pub/Sub channels: "@3" in db 3."""
+    """Return the text that marks a Redis db in the names of Pub/Sub channels, such as "@3" for db 3; "" for db 0.
+
+    The text follows the experiment's name. It is needed because Pub/Sub ignores dbs.
+    """
     return f"@{db}" if db else ""

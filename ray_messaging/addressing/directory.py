@@ -38,7 +38,7 @@ class HostDates:
         self._versions = [int(version) for _, version in pairs]
 
     def since(self, version: int) -> int:
-        """Return the first step in which the changes of a version are valid; ALWAYS if the text has no step for it."""
+        """Return the first step in which the moves of a directory version are valid; ALWAYS if no step is known."""
         place = bisect_right(self._versions, version)
         return self._steps[place - 1] if place else ALWAYS
 
@@ -66,7 +66,7 @@ class Claim(msgspec.Struct, array_like=True):
     strings: tuple[str, ...]
 
     def agents(self) -> AgentSet:
-        """Return the agents of the claim."""
+        """Return the agents for which the mailbox listens, ints and strs together."""
         return AgentSet(np.frombuffer(self.ints, "<i8"), self.strings)
 
     def __len__(self) -> int:
@@ -74,7 +74,7 @@ class Claim(msgspec.Struct, array_like=True):
 
 
 class Change(msgspec.Struct, array_like=True):
-    """One change of a mailbox's agents: claims for the agents that came, and for the agents that left.
+    """One change of a mailbox's agents: the agents that came, and the agents that left, both as claims.
 
     With steps, `version` is the directory's version with the change. `HostDates` has the first step in which the change
     is valid. `origin` is the mailbox from which the agents came ("": from no mailbox).
@@ -152,7 +152,7 @@ class MailboxRecord(msgspec.Struct, array_like=True):
         dates: HostDates = NO_DATES,
         came_from: "MailboxRecord | None" = None,
     ) -> "MailboxRecord":
-        """Return this record as the successor of `before`, the mailbox's earlier record, with the changes between them.
+        """Return this record of a mailbox's subscriptions, with its changes since the earlier record `before`.
 
         Args: With steps, `version` is the directory's version with the change (0: the change has no step), and
         `came_from` is the record of the mailbox that had the new agents.
@@ -175,7 +175,10 @@ class MailboxRecord(msgspec.Struct, array_like=True):
 
 
 def claims_of(by_subtopic: Mapping[str, AgentSet]) -> list[Claim]:
-    """Return claims for the agents of each subtopic. Subtopics with the same agents share a claim."""
+    """Return claims, which say for which agents and subtopics a mailbox listens.
+
+    Subtopics with the same agents share a claim.
+    """
     found: dict[AgentSet, list[str]] = {}
     for subtopic, agents in by_subtopic.items():
         found.setdefault(agents, []).append(subtopic)
@@ -187,7 +190,7 @@ def _claim(subtopics: tuple[str, ...], agents: AgentSet) -> Claim:
 
 
 def agents_of(claims: Iterable[Claim]) -> AgentSet:
-    """Return the agents of claims."""
+    """Return all agents that occur in any of the claims, which say for which agents a mailbox listens."""
     found = NO_AGENTS
     for claim in claims:
         found |= claim.agents()
@@ -195,7 +198,7 @@ def agents_of(claims: Iterable[Claim]) -> AgentSet:
 
 
 def _by_subtopic(claims: Iterable[Claim]) -> dict[str, AgentSet]:
-    """Return, for each subtopic of the claims, its agents."""
+    """Return, for each subtopic that occurs in a claim, all agents that the claims have for this subtopic."""
     found: dict[str, AgentSet] = {}
     for claim in claims:
         agents = claim.agents()
@@ -205,7 +208,7 @@ def _by_subtopic(claims: Iterable[Claim]) -> dict[str, AgentSet]:
 
 
 def _beyond(more: Mapping[str, AgentSet], less: Mapping[str, AgentSet]) -> list[Claim]:
-    """Return claims for the agents that are in `more` but not in `less`, compared subtopic by subtopic."""
+    """Return the agents that are in `more` but not in `less`, compared subtopic by subtopic, as claims."""
     found = {subtopic: agents - less.get(subtopic, NO_AGENTS) for subtopic, agents in more.items()}
     return claims_of({subtopic: agents for subtopic, agents in found.items() if agents})
 
@@ -238,10 +241,10 @@ def _before(change: Change, now: Mapping[str, AgentSet]) -> dict[str, AgentSet]:
 def _origins(
     before: MailboxRecord, version: int, dates: HostDates, came_from: MailboxRecord | None
 ) -> list[FormerMailbox]:
-    """Return the origins of a mailbox's agents, after agents of the mailbox `came_from` have joined them.
+    """Return the mailboxes that agents of this mailbox have left by a move, after agents of `came_from` have joined.
 
-    These are the origins of both mailboxes, as far as their moves have a step, and `came_from` itself. If `came_from`
-    is None, the origins do not change.
+    These are the former mailboxes in both records, as far as a step is known for their moves, and `came_from` itself.
+    If `came_from` is None, nothing changes.
     """
     if came_from is None:
         return before.origins
@@ -296,7 +299,10 @@ class IdTable(Generic[T]):
             self.dense[self.ids - self.before] = self.routes
 
     def look_up(self, values: NDArray[np.int64]) -> NDArray[T]:
-        """Return the value of each id. An unknown id gets NOBODY, or False in a table of bools."""
+        """Return the value of each id.
+
+        An unknown id gets NOBODY, the number of the route without mailboxes. In a table of bools it gets False.
+        """
         if self.dense is not None:
             # If the difference overflows 64 bits, the result is also an index outside of the range.
             return self.dense.take(values - self.before, mode="clip")
@@ -353,7 +359,7 @@ class Routes:
         self._glob_lengths = sorted({len(prefix) for prefix in self._globs})
 
     def in_version(self, version: int, *, logged: bool) -> "Routes":
-        """Return the same routes for a later version, in which the records have not changed.
+        """Return these routes for a later version of the directory in which no mailbox has changed.
 
         Both objects share their tables, because for a million agents building the tables takes a tenth of a second.
         """
@@ -362,7 +368,7 @@ class Routes:
         return found
 
     def mailboxes(self, route: int) -> tuple[str, ...]:
-        """Return the mailboxes of a route."""
+        """Return the names of the mailboxes to which the route with this number leads."""
         return self.routes[route]
 
     def mailboxes_of(self, agent_id: AgentId | None, topic: str) -> tuple[str, ...]:
@@ -379,7 +385,7 @@ class Routes:
         return found
 
     def route(self, batch: Batch) -> NDArray[np.int32]:
-        """Return the route of each message, int32 (n,)."""
+        """Return, for each message, the number of the route to its mailboxes, as int32 (n,)."""
         if self._globs:
             return self._route_one_by_one(batch)
         if batch.topic is None:
@@ -428,7 +434,7 @@ class Routes:
         return IdTable(ids, routes)
 
     def _extend(self, route: int, mailbox: str) -> int:
-        """Return the route to `mailbox` and to all mailboxes of `route`."""
+        """Return the number of the route that leads to `mailbox`, and to all mailboxes of the given route."""
         if mailbox in self.routes[route]:
             return route
         wider = (*self.routes[route], mailbox)
@@ -438,7 +444,10 @@ class Routes:
         return self._route_ids[wider]
 
     def _route_one_by_one(self, batch: Batch) -> NDArray[np.int32]:
-        """Return the routes of a batch if mailboxes listen to patterns. Each channel is matched only once."""
+        """Return, for each message of a batch, the number of the route to its mailboxes.
+
+        This is for the case that mailboxes listen to patterns. Each channel is matched only once.
+        """
         routes = np.zeros(len(batch), np.int32)
         for row, to_id in enumerate(batch.to_ids.tolist()):
             key = (to_id, batch.topic_of(row))
@@ -451,7 +460,7 @@ class Routes:
         return routes
 
     def _match(self, to_id: AgentId | None, topic: str) -> int:
-        """Return the route of a channel, including mailboxes that listen to patterns which match it."""
+        """Return the number of the route to the mailboxes that listen to a channel, or to a pattern that matches it."""
         route = int(self._route_topic(topic, IdColumn.of([to_id]))[0])
         channel = build_channel(self.exp_id, to_id, topic)
         for length in self._glob_lengths:
@@ -466,9 +475,9 @@ class Routes:
 class Directory:
     """Subscriptions of all mailboxes: a copy of one version of the server's directory.
 
-    `routing` has the routes to mailboxes, and `read_in` returns the routes to the boxes of a step. A sender keeps the
-    `Routes` that it got from here for as long as it uses them. So they do not change when another sender asks for the
-    routes of another step.
+    `routing` says to which mailboxes messages go, and `read_in` says so for the messages that are read in a step. A
+    sender keeps the `Routes` that it got from here for as long as it uses them. So they do not change when another
+    sender asks for the routes of another step.
     """
 
     def __init__(self, exp_id: str) -> None:
@@ -523,7 +532,7 @@ class Directory:
     def read_in(self, step: int) -> Routes:
         """Return the routes of messages that are read in a step, with the agents that each mailbox hosts in the step.
 
-        Mailboxes that host no agents are left out. They have no steps, so nobody would read their boxes.
+        Mailboxes that host no agents are left out, because nobody would read a step's messages there.
         """
         if step not in self._steps:
             hosting = [record for record in self.records.values() if record.exclusive]
@@ -541,9 +550,9 @@ class Directory:
         return self._in_step
 
     def owner_of(self, agents: Iterable[AgentId], *, besides: str) -> tuple[AgentId, str] | None:
-        """Return the first of these agents that an exclusive mailbox claims, and that mailbox.
+        """Return the first of these agents that already belongs to an exclusive mailbox, and that mailbox.
 
-        The mailbox `besides` does not count.
+        The mailbox `besides` does not count. Return None if none of these agents belongs to another mailbox.
         """
         asked = AgentSet.of(agents)
         for record in self.records.values():

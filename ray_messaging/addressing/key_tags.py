@@ -1,4 +1,4 @@
-"""Hash tags of keys, by which the bodies of large frames are spread over the primaries of a Redis Cluster."""
+"""Hash tags of keys, by which large messages are spread over the primaries of a Redis Cluster."""
 
 from functools import cache
 from itertools import count
@@ -9,9 +9,9 @@ from ray_messaging.addressing.server_keys import Keys
 
 
 def shard_keys(exp_id: str, shard: int, in_cluster: int) -> Keys:
-    """Return the keys of a shard.
+    """Return the Redis keys of an experiment on one of the servers over which large messages are spread.
 
-    `in_cluster` is the number of shards in one cluster (1: each shard has its own server).
+    `in_cluster` is the number of such shards in one Redis Cluster (1: each shard has its own server).
     """
     return Keys(exp_id, key_tags(exp_id, in_cluster)[shard] if in_cluster > 1 else "")
 

@@ -43,9 +43,10 @@ def glob_pattern(glob: str) -> re.Pattern[bytes]:
 
 
 def _glob_set(text: bytes, at: int) -> tuple[bytes, int]:
-    """Translate the set that begins after [ and ends at ] or at the end of the text.
+    """Translate a character set in a Redis pattern to a regular expression.
 
-    Return it, and the index of its end.
+    The set begins at index `at`, after [, and ends at ] or at the end of the text. Return the translation, and the
+    index of the set's end.
     """
     inverted = text[at : at + 1] == b"^"
     at += inverted

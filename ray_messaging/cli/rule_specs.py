@@ -136,7 +136,7 @@ def _side(text: str) -> AgentId | None:
 
 
 class Known(NamedTuple):
-    """The function that builds a rule from the text after its name, and an example of it."""
+    """The function that builds a rule from the text after its name, and an example of a whole rule text."""
 
     make: Callable[[str], Rule]
     example: str

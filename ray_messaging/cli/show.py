@@ -43,7 +43,7 @@ def progress_bars(console: Console, messages: int) -> "Iterator[OnProgress]":
 
 
 def show_fates(console: Console, account: "ReplayAccount") -> None:
-    """Print how many messages had each fate, and how many each rule blocked."""
+    """Print how many messages had each fate, such as "delivered", and how many each rule blocked."""
     right = ("messages", "share")
     table = plain_table("What became of the messages", "fate", *right, "meaning", right=right)
     for fate, count in sorted(account.fates.items(), key=lambda found: -found[1]):

@@ -147,7 +147,7 @@ def _opened(target: str | None, model: str | None, beside: str | None, *, of_pro
 
 
 def _open_folder(folder: str, beside: str | None) -> "RunFacts":
-    """Return the source for a study's folder, or for the folder of a log."""
+    """Return what the inspector's pages show: the runs of a study's folder, or the run of a log's folder."""
     from ray_messaging.inspector.sources.folder_facts import FolderFacts  # noqa: PLC0415
     from ray_messaging.studies.study_folder import StudyFolder  # noqa: PLC0415
 

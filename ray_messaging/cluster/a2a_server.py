@@ -147,7 +147,7 @@ def _bound(place: str) -> tuple[socket.socket, str]:
 
 
 class _Guard:
-    """ASGI application that lets only requests with the token pass, except those for cards, which are public."""
+    """ASGI application that refuses requests without the token. Only the agents' A2A cards are public."""
 
     def __init__(self, app: ASGIApp, token: str) -> None:
         self._app = app

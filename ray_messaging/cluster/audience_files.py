@@ -205,7 +205,7 @@ class AudienceFiles:
         return self._kept
 
     async def _through_actor(self, call: str, *arguments: object) -> Any:  # noqa: ANN401 - the call's value
-        """Call the actor.
+        """Call a method of the actor that reads and writes audiences on the node with the files.
 
         If the actor has ended, the call is repeated. An actor ends when another process drops the last handle of it.
         """

@@ -157,9 +157,9 @@ def _lost(exp_id: str, which: str, node: str, facts: Mapping[str, Any]) -> str:
 
 
 def config_here(config: ServerConfig) -> ServerConfig:
-    """Return a config for a group in this process.
+    """Return the server's config for a group in this process.
 
-    If a server is on this node, it stores the bodies of the large frames that the group sends.
+    If one of several servers is on this node, large frames that the group sends are stored there.
     """
     if isinstance(config, ShardsConfig) and config.nodes:
         return config.on_node(context().get_node_id())

@@ -72,7 +72,7 @@ class Fork:
             self._outside.setdefault(row.step_read, []).append(row)
 
     def stops(self, first: int, until: int) -> Iterator[tuple[int, "Callable[[Messaging], None]"]]:
-        """Yield each step before which something must be done, and the function that does it.
+        """Yield each step before which the fork must check or send messages, and the function that does it.
 
         The steps are in ascending order, from `first` on. The check of the parent's messages may be due before step
         `until` itself.
@@ -84,7 +84,7 @@ class Fork:
                 yield step, partial(self._send, step)
 
     def _check(self, messaging: "Messaging") -> None:
-        """Raise NotRepeatable unless the groups sent the parent's messages in the steps before `at_step`."""
+        """Raise NotRepeatable unless the fork's groups have sent the parent's messages before step `at_step`."""
         log, again = messaging.log, range(self._checkpoint + 1, self._at_step)
         if all(log.digest(step) == self._parent.digest(step) for step in again):
             return
@@ -183,9 +183,10 @@ def _said(row: "LogRow") -> tuple[object, ...]:
 
 
 def _way(row: "LogRow") -> tuple[str | None, str, bool, int | None]:
-    """Return a key for a message from outside of the steps. Messages with equal keys can be sent in one call.
+    """Return a key for a message that came from outside of the steps. Messages with equal keys can be sent in one call.
 
-    A key has the audience, the subtopic (or ":" and the plain channel), whether it asks, and the audience's version.
+    A key has the audience, the subtopic (or ":" and the plain channel), whether the message is a question, and the
+    audience's version.
     """
     plain = row.audience is None and row.to_id is None
     subtopic = f":{row.channel}" if plain else row.subtopic or ""

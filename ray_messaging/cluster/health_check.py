@@ -212,7 +212,10 @@ def warn_of_data_loss(config: ServerConfig) -> None:
 
 
 def _dead_owners(kept: Kept, deadline: float) -> list[str]:
-    """Return those owners of leased mailboxes that are dead according to Ray; stop at the deadline."""
+    """Return those owners of mailboxes that are dead according to Ray.
+
+    Owners that cannot be checked before the deadline are left out, and so are owners of mailboxes without a lease.
+    """
     owners = {mailbox.owner for mailbox in kept.mailboxes if mailbox.owner and mailbox.lease_s is not None}
     return [owner for owner in sorted(owners) if time.monotonic() < deadline and _is_dead(owner)]
 

@@ -29,9 +29,10 @@ Header = TypeVar("Header")
 
 
 class RelayCall(msgspec.Struct, array_like=True, frozen=True, tag=0):
-    """A send of frames by a handle. `oldest` is the lowest number of a send for whose answer the handle still waits.
+    """Call with which a handle asks its group's actor to send the frames that follow.
 
-    `caller` is the handle's id, and `number` counts its sends.
+    `caller` is the handle's id, and `number` counts the handle's sends. `oldest` is the lowest number of a send for
+    whose answer the handle still waits.
     """
 
     caller: str
@@ -40,7 +41,7 @@ class RelayCall(msgspec.Struct, array_like=True, frozen=True, tag=0):
 
 
 class FetchCall(msgspec.Struct, array_like=True, frozen=True, tag=1):
-    """A fetch by a handle, which also commits the lease with the token `token`.
+    """Call with which a handle fetches messages, and commits those that it got under the token `token`.
 
     `caller` is the handle's id. The other fields are the arguments of `DeliveryLeases.fetch`.
     """
@@ -53,7 +54,11 @@ class FetchCall(msgspec.Struct, array_like=True, frozen=True, tag=1):
 
 
 class AckCall(msgspec.Struct, array_like=True, frozen=True, tag=2):
-    """A commit of messages: some leases, and for each lease the rows to commit (None: all rows)."""
+    """Call with which a handle commits messages that it has fetched.
+
+    Each fetch leases its messages to the handle under a token. `loans` has tokens, each with the rows of the lease to
+    commit (None: all rows).
+    """
 
     loans: tuple[tuple[Token, tuple[Span, ...] | None], ...]
 
@@ -76,7 +81,7 @@ class FactsOfPairs(msgspec.Struct, array_like=True, frozen=True):
 
 
 class BatchFates(msgspec.Struct, array_like=True, frozen=True):
-    """The ids of one frame's messages, their fates, and the blocked rows.
+    """The ids of one frame's messages, and what became of them, such as delivered or blocked.
 
     `first` is the number of the first message, and `codes` has a byte for each message's fate, as in `Outcome`.
     `blocks` has the number, the rule and the reason of each blocked row.
@@ -94,7 +99,7 @@ class BatchFates(msgspec.Struct, array_like=True, frozen=True):
 
 
 class LentSlice(msgspec.Struct, array_like=True, frozen=True):
-    """The rows of a frame from `low` to before `high`.
+    """The messages of a frame that a fetch has got: the rows from `low` to before `high`.
 
     `mailbox` and `entry` say where the frame was read; `mailbox` is "" if a foreign client sent the frame. `pattern` is
     the channel pattern that the messages matched (None: none).
@@ -111,9 +116,9 @@ class LentSlice(msgspec.Struct, array_like=True, frozen=True):
 
 
 class Lent(msgspec.Struct, array_like=True, frozen=True):
-    """The answer to a FetchCall: the token of a lease (None: there are no messages), and a slice of each frame.
+    """Answer to a FetchCall: messages that are leased to the handle, as slices of frames.
 
-    `more` says whether the mailbox may have other messages.
+    `token` names the lease, and is None without messages. `more` says whether the mailbox may have other messages.
     """
 
     token: Token | None
@@ -122,7 +127,7 @@ class Lent(msgspec.Struct, array_like=True, frozen=True):
 
 
 class Late(msgspec.Struct, array_like=True, frozen=True):
-    """The text and the attributes of a CommitFailed error."""
+    """The text and the attributes of a CommitFailed error, as they travel from the group's actor to a handle."""
 
     text: str
     group: str
@@ -132,9 +137,10 @@ class Late(msgspec.Struct, array_like=True, frozen=True):
 
 
 class AckAnswer(msgspec.Struct, array_like=True, frozen=True):
-    """The answer to an AckCall.
+    """Answer to an AckCall, with which a handle commits messages that it has fetched.
 
-    `over` has the tokens of leases that have ended. `late` is the error if rows could not be committed, otherwise None.
+    Each fetch leases its messages to the handle under a token. `over` has the tokens of leases that have ended. `late`
+    is the error if messages could not be committed, otherwise None.
     """
 
     over: tuple[Token, ...]
@@ -165,7 +171,10 @@ def body_of(header: Call | Sent | Lent | AckAnswer, frames: Sequence[bytes] = ()
 
 
 def parse_call(body: memoryview) -> tuple[Call, list[bytes]]:
-    """Decode a call; return the call and its frames. Raise FrameError if the call cannot be read."""
+    """Decode a call that came over a socket to a group's actor; return the call and its frames.
+
+    Raises: FrameError if the call cannot be read.
+    """
     head, *frames = parts_of(body)
     try:
         return _read_call(head), frames
@@ -177,7 +186,10 @@ def parse_call(body: memoryview) -> tuple[Call, list[bytes]]:
 
 
 def parts_of(body: bytes | memoryview) -> list[bytes]:
-    """Split a call or an answer into copies of its header and its frames; raise FrameError if the sizes do not fit."""
+    """Split the bytes of a call, or of an answer, into copies of its parts: the header, and then the frames.
+
+    Raises: FrameError if the sizes of the parts do not add up.
+    """
     if len(body) < _COUNT.size:
         raise FrameError(
             "a call over the group's socket has no table of the sizes of its parts: do all processes use the same "
@@ -204,7 +216,10 @@ def parts_of(body: bytes | memoryview) -> list[bytes]:
 
 
 def answer_of(answer: Answer) -> tuple[bytes, ...]:
-    """Encode an answer as `body_of` does. Leased messages are encoded as the frames that were read from the mailbox."""
+    """Encode an answer to a handle's call as the pieces of a body: the header, and then the frames.
+
+    Fetched messages are encoded as the frames that were read from the mailbox.
+    """
     if answer is None:
         return (b"alive",)
     if isinstance(answer, Receipts):
@@ -237,7 +252,10 @@ def _read(decoder: msgspec.msgpack.Decoder[Header], header: bytes) -> Header:
 
 
 def _fates_of(outcome: Outcome) -> BatchFates:
-    """Return the fates of a batch, without the times and addresses, which the handle knows."""
+    """Return what became of each message of a batch, in the form in which the actor answers the handle.
+
+    Times and addresses are left out, because the handle knows them, except those of broadcasts.
+    """
     pairs, numbers, sent_at, addresses = None, outcome.numbers, outcome.sent_at, outcome.addresses
     if numbers is not None:
         hearers = None
@@ -257,7 +275,10 @@ def _fates_of(outcome: Outcome) -> BatchFates:
 
 
 def receipts_of(header: bytes, batches: Sequence[Batch]) -> Receipts:
-    """Return the receipts of batches that a handle has sent; raise FrameError if the fates do not fit the batches."""
+    """Return the receipts of the batches that a handle has sent, from the header of the actor's answer.
+
+    Raises: FrameError if the answer does not fit the batches.
+    """
     sent = _read(_sent, header)
     # For broadcasts, the actor makes batches of other sizes, so the numbers of batches may differ.
     broadcast = bool(batches) and (batches[0].unspread or any(fates.pairs is not None for fates in sent))
@@ -306,7 +327,9 @@ def _add_pairs(outcome: Outcome, facts: FactsOfPairs, topics: tuple[str, ...]) -
 
 
 def messages_of(exp_id: str, header: bytes, frames: Sequence[bytes]) -> tuple[Token | None, Messages]:
-    """Return the token of a delivery lease, and its messages. Without messages the token is None.
+    """Decode the answer to a fetch; return the token under which the handle holds the messages, and the messages.
+
+    Without messages the token is None.
 
     Raises: FrameError if the messages cannot be decoded.
     """
@@ -322,7 +345,9 @@ def messages_of(exp_id: str, header: bytes, frames: Sequence[bytes]) -> tuple[To
 
 
 def committed_of(header: bytes) -> tuple[list[Token], CommitFailed | None]:
-    """Return the tokens of leases that have ended, and the error if rows were not committed.
+    """Decode the header of an AckAnswer; return the tokens of leases that have ended, and the error or None.
+
+    Each fetch leases its messages to a handle under a token. There is an error if messages were not committed.
 
     Raises: FrameError if the header is not valid.
     """

@@ -178,7 +178,7 @@ def _resources(options: Mapping[str, Any]) -> dict[str, float]:
 
 
 def _node(group: str, where: str, nodes: Collection[Mapping[str, Any]]) -> str:
-    """Return the id of the node with this id, name, host name or address."""
+    """Return the id of the node that `where` gives as an id, a name, a host name or an address."""
     found = [
         node["NodeID"]
         for node in nodes

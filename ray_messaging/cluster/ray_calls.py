@@ -60,7 +60,7 @@ class OurActor:
 
 
 class _Method(NamedTuple):
-    """A method of one of our actors."""
+    """A method of one of our actors. Its calls raise Closed if Ray has ended, instead of starting a new Ray."""
 
     method: Any  # of Ray's actor handle
     exp_id: str
@@ -81,7 +81,7 @@ class _Method(NamedTuple):
 
 
 def start_actor(exp_id: str, actor_class: type, options: dict[str, Any], *arguments: object) -> OurActor:
-    """Start an actor of an experiment."""
+    """Start an actor of an experiment; return a handle whose calls raise Closed once Ray has ended."""
     check_ray(exp_id)
     return OurActor(ray.remote(**options)(actor_class).remote(*arguments), exp_id)
 

@@ -41,7 +41,7 @@ def reached_nodes(askers: Mapping[str, Any], timeout_s: float) -> list[NodeFacts
     """Return facts about the nodes that are alive according to Ray; [] if there is only one. This blocks.
 
     Args:
-        askers: Further actors that measure, by the names under which findings mention them.
+        askers: Further actors that try to connect to the nodes, by the names under which findings mention them.
         timeout_s: The most seconds to wait for the actors.
     """
     alive = [each for each in ray.nodes() if each["Alive"]]

@@ -49,9 +49,10 @@ class RuleStore:
         self._writing: StateChanges | None = None
 
     async def load(self, rules: Iterable[Rule]) -> tuple[dict[str, Fields], dict[str, bytes]]:
-        """Return the stored tables of the rules' state, by rule name, and the stored answers to senders, by batch.
+        """Return what the server has stored about the rules.
 
-        The interceptor's own tables are included.
+        The first dict has each rule's table of state, by rule name, and the interceptor's own tables. The second has
+        the stored answers to senders, by batch.
         """
         names = [*OWN_TABLES, *(rule.name for rule in rules if rule.state is not None)]
         return await self._server.read_tables(names)
@@ -77,7 +78,7 @@ class RuleStore:
                 await asyncio.to_thread(kv_delete, before, namespace=NAMESPACE)
 
     async def publish_snapshot(self, epoch: int, number: int) -> None:
-        """Make the rule snapshot with this number valid on the server, unless a later snapshot is valid.
+        """Let senders use the copy of the rules with this number for their own verdicts, unless a later copy is valid.
 
         Raises: Fenced if there is a newer interceptor.
         """
@@ -143,9 +144,10 @@ class RuleStore:
         return tuple(self.admit(rule) for rule in kept)
 
     async def _newest(self) -> tuple[bytes, bytes | None]:
-        """Return the name and the pickle of the only entry in Ray, for a server that lost its last change of rules.
+        """Return the name and the pickle of the rules that Ray has, if the server names rules that Ray does not have.
 
-        The pickle is None if Ray has several entries, or none.
+        A server that was restored from older data may do that. If Ray has several entries of rules, or none, the pickle
+        is None.
         """
         names = await self._saved()
         code = await asyncio.to_thread(kv_get, names[0], namespace=NAMESPACE) if len(names) == 1 else None

@@ -111,7 +111,7 @@ class SeatView(msgspec.Struct, frozen=True):
 
 
 class _Seat:
-    """A seat with the question that waits for the person."""
+    """An agent's seat, with its stored facts and the question that waits for the person."""
 
     def __init__(self, facts: SeatFacts) -> None:
         self.facts = facts
@@ -129,7 +129,10 @@ class _Seat:
         self.changed = asyncio.Event()
 
     def close(self, answer: SeatAnswer, note: str = "") -> None:
-        """Give the group the answer to the open question; the conversation gets what was heard and said."""
+        """Give the waiting group the answer to the open question, and add the step to the shown conversation.
+
+        Args: `note` is a line that is added to the conversation ("": none).
+        """
         question, self.question = self.question, None
         if question is not None and self.answer is not None and not self.answer.done():
             self.over = max(self.over, question.step)
@@ -154,10 +157,10 @@ _decode_id: Callable[[bytes], AgentId] = msgspec.json.Decoder(AgentId).decode
 
 
 class SeatDesk:
-    """The seats of one experiment.
+    """The seats of one experiment: the agents for which people act on web pages.
 
-    Args: `load` reads all that `keep` has kept, by field; `limit` is the most bytes of an answer. People have
-    `timeout_s` for each step (None: no limit).
+    Args: `keep` stores the facts about a seat, and `load` reads all stored facts. `limit` is the most bytes of an
+    answer. People have `timeout_s` for each step (None: no limit).
     """
 
     def __init__(
@@ -210,7 +213,7 @@ class SeatDesk:
         return seat.facts.token
 
     async def tokens(self) -> dict[AgentId, str]:
-        """Return the token of each seat."""
+        """Return, by agent, the secret token in the link to the agent's seat."""
         return {agent: seat.facts.token for agent, seat in (await self._seats()).items()}
 
     async def wait_ready(self, agent: AgentId, timeout_s: float) -> bool:
@@ -268,7 +271,10 @@ class SeatDesk:
     # -- of the pages ---------------------------------------------------------------------------------------------
 
     async def news(self, agent: AgentId, seen: int) -> SeatView:
-        """Return what the page of a seat shows, once the page's version differs from `seen`, or after some seconds."""
+        """Wait, at most some seconds, until a seat's web page has another version than `seen`; return what it shows.
+
+        A person acts for the agent on this page.
+        """
         seat = await self._seat(agent)
         with suppress(TimeoutError):
             async with asyncio.timeout(_WAIT_S):

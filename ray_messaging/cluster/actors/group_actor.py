@@ -55,7 +55,7 @@ class GroupActor:
         tune_process()
 
     async def _resume(self) -> None:
-        """Start the host again, after an earlier process of the actor died.
+        """Start the object that does the actor's work again, after an earlier process of the actor died.
 
         While the server does not answer, try again. If the server refuses the connection, try again in the background;
         meanwhile calls to the actor raise the server's error.
@@ -86,7 +86,7 @@ class GroupActor:
                 self._newest, self._failure = host, None
 
     async def _begin(self, start: Coroutine[Any, Any, None]) -> bool:
-        """Await the host's start, and store its error for later calls.
+        """Await the start of the object that does the actor's work, and store its error for later calls.
 
         Return False if the start failed, but may succeed later.
         """
@@ -109,7 +109,7 @@ class GroupActor:
 
     @property
     def _host(self) -> GroupHost:
-        """Return the host; raise the error that prevents its start."""
+        """Return the plain object that does the actor's work; raise the error that prevents its start."""
         if self._failure is not None:
             raise self._failure
         return self._newest

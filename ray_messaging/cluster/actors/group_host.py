@@ -70,7 +70,7 @@ class GroupQuestions:
         self._unread = OnceByCall[str, Any](most=_MOST_UNREAD, held=lambda _, answers, __: not answers.done)
 
     async def ask(self, call: str, frame: bytes, timeout: float | None, asker: Asker | None = None) -> Message:
-        """Ask one question, given as a frame; return its answer.
+        """Ask one question, encoded as a frame; return its answer.
 
         Args: `call` is the id of the call. `asker` is the handler that asks (None: no handler).
         """
@@ -79,7 +79,7 @@ class GroupQuestions:
         return found
 
     async def ask_many(self, call: str, frames: Sequence[bytes], timeout: float | None) -> Receipts:
-        """Ask many questions, given as frames; return their receipts."""
+        """Ask many questions, encoded as frames; return their receipts."""
         conversation = self._messager.conversation
         answers = await self._calls(call).run(
             call, lambda: conversation.ask_batches([decode(frame) for frame in frames], timeout)
@@ -132,7 +132,7 @@ Sending = Coroutine[Any, Any, Receipts]
 
 
 class CallerAdmission:
-    """Executes the calls of each caller in the order of the calls' numbers 0, 1, 2...
+    """Executor of the calls of each caller, in the order of the calls' numbers 0, 1, 2...
 
     A call with a repeated number gets the answer of the first call with this number.
     """
@@ -229,7 +229,7 @@ async def _answered(group: "GroupHost", call: Call, frames: list[bytes]) -> byte
 
 
 class GroupHost:
-    """Host of one group's agents.
+    """The plain object that does the work of a group's actor: it hosts the group's agents.
 
     The group's actor owns the mailbox under the name `owner`, which stays the same if the actor restarts.
     """
@@ -285,7 +285,10 @@ class GroupHost:
         await self.start(record.agents().column, subtopics)
 
     async def let_go(self, leaving: IdColumn, target: str | None, timeout: float, *, again: bool) -> None:
-        """Move agents to the group `target` (None: remove them). With `again`, this is a repeated call."""
+        """Move agents to the group `target` (None: remove them).
+
+        With `again`, this call is repeated, so agents that have already left are ignored.
+        """
         agents = AgentSet.of(leaving)
         if again:  # agents that are not here have left in an earlier try
             await self.messager.subscription.adopt()
@@ -293,12 +296,12 @@ class GroupHost:
         await self.messager.engine.release(agents, target, timeout)
 
     async def answer(self, call: Call, frames: Sequence[bytes] = (), begun_in: str | None = None) -> Answer:
-        """Execute a call of a handle and return its answer. The call came over the lane or as a Ray call.
+        """Execute a call of a handle and return its answer. The call came over a socket or as a Ray call.
 
         A send that is repeated is executed only once.
 
-        Args: If the handle has made this call before over a lane, `begun_in` is the token of that lane. It says which
-        process of the group may have begun the call.
+        Args: If the handle has made this call before over a socket, `begun_in` is the token of that socket. It says
+        which process of the group may have begun the call.
         Raises: OutcomeUnknown if a send may have begun in a process that is gone.
         """
         if isinstance(call, RelayCall):
@@ -337,7 +340,10 @@ class GroupHost:
         return await self._steps.state(self._name)
 
     async def fates(self, step: int) -> "Counter[str]":
-        """Return how many messages of a step had each fate. Raises the same errors as `sealed_counts`."""
+        """Return how many messages of a step had each fate, such as "delivered".
+
+        Raises the same errors as `sealed_counts`.
+        """
         counts = (await sealed_counts(self._steps, step)).get(self._name)
         return Counter() if counts is None else Counter(counts.fates)
 

@@ -71,9 +71,9 @@ class InterceptorActor:
 
     @property
     def _host(self) -> "InterceptorHost":
-        """Return the host.
+        """Return the plain object that does the actor's work.
 
-        Raises: the error because of which the host could not begin; Fenced if a later start of the experiment has
+        Raises: the error because of which this object could not begin; Fenced if a later start of the experiment has
         replaced this interceptor.
         """
         self._start.check()
@@ -118,9 +118,9 @@ class InterceptorActor:
         return await self._host.interceptor.forward(from_id, to_id, msg)
 
     async def forward_batch(self, request: bytes, patient: bool, exp_id: str | None = None) -> bytes:  # noqa: FBT001 - by Ray call
-        """Answer a request for verdicts that was made by a Ray call instead of over the verdict lane.
+        """Return the verdicts on a batch as bytes, for a sender that asks by a Ray call instead of over a socket.
 
-        Args: `patient` says that the request is about deferred rows, and that the answer may wait for verdicts.
+        Args: `patient` says that the request is about messages that wait for a slow rule, so the answer may take long.
         `exp_id` is the messager's experiment.
         """
         self._check_ours(exp_id)

@@ -1,4 +1,7 @@
-"""The host of the interceptor in its actor's process, with the verdict lane, the rules' state, and the heartbeat."""
+"""The plain object that does the work of the interceptor's actor.
+
+It answers senders over a socket, stores the rules and their state, and writes the heartbeat.
+"""
 
 import asyncio
 import logging
@@ -55,9 +58,11 @@ _EXIT_FACTOR, _EXIT_LEAST_S = 1.5, 5.0
 
 
 class InterceptorHost:
-    """Host of one experiment's interceptor. It serves the verdict lane, and stores the rules and their state.
+    """The plain object that does the work of the interceptor's actor.
 
-    Args: `actor` is the handle of the actor that has this host.
+    It answers senders over a socket, and stores the rules and their state.
+
+    Args: `actor` is the handle of the actor.
     """
 
     def __init__(self, spec: InterceptorSpec, redis: ServerConfig, actor: object = None) -> None:
@@ -118,7 +123,9 @@ class InterceptorHost:
         return None if self._interceptor is None else self._interceptor.fenced
 
     async def start(self, host: str) -> None:
-        """Claim the experiment and a new epoch, load the rules' state, and serve the lane on an address.
+        """Claim the experiment on the server, load the rules' state, and begin to answer senders at the address `host`.
+
+        Senders ask which messages the rules let pass.
 
         Raises: AlreadyExists if the server has an experiment of this name and `on_existing` is "error"; Fenced if
         another start has claimed it; RuleError if a rule cannot be used.
@@ -259,7 +266,10 @@ class InterceptorHost:
         return progress.latest if progress.target is None else min(progress.latest, progress.target)
 
     async def release_steps(self, name: str) -> None:
-        """Let steps begin again, even if a call of `hold_steps` with this name comes later."""
+        """Undo `hold_steps(name)`, so that steps can begin again.
+
+        If the two calls arrive in the wrong order, the later `hold_steps` with this name does nothing.
+        """
         async with self._holding:
             self._released.add(name)
             await self.steps.drop_hold(CTRL_C)
@@ -355,7 +365,7 @@ class InterceptorHost:
         return {group: now for group, (now, told_at) in self._calls_now.items() if told_at >= since}
 
     def loops(self) -> list[TaskHealth]:
-        """Return the health of the lane server, and of the supervisor of steps."""
+        """Return the health of the socket on which senders ask for verdicts, and of the task for whole-step rules."""
         step_rules = [] if self._step_rules is None else self._step_rules.health()
         serving = self._lane is not None and self._lane.serving
         return [TaskHealth("lane", serving, busy=False, age_s=0.0), *step_rules]

@@ -50,7 +50,7 @@ class LogActor:
 
     @property
     def _host(self) -> LogHost:
-        """Return the host; raise the error that prevents its start."""
+        """Return the plain object that does the actor's work; raise the error that prevents its start."""
         self._start.check()
         return self._newest
 
@@ -69,9 +69,11 @@ class LogActor:
     write_rule_changes = of_host(lambda host: host.write_rule_changes)
 
     async def blocked(self, cursor: int, seen: Seen | None, timeout_s: float) -> tuple[pa.Table, Seen] | MessagingError:
-        """Return the blocked messages after the first `cursor` blocked messages; wait up to `timeout_s` for one.
+        """Return the blocked messages after the first `cursor` ones. If there are none, wait up to `timeout_s` for one.
 
-        An error is returned instead of raised. If the listener was closed meanwhile, Ray would print a raised error.
+        The second value of the result is passed as `seen` in the next call (None: there was no call), so that reading
+        goes on from there. An error is returned instead of raised, because Ray would print a raised error if the
+        listener was closed meanwhile.
         """
         try:
             return await self._host.blocked(cursor, seen, timeout_s)

@@ -1,4 +1,4 @@
-"""The host of an experiment's event log, with the log's writer and its queries in one process."""
+"""The plain object that does the work of the log's actor: it writes an experiment's event log, and answers queries."""
 
 import asyncio
 import logging
@@ -41,7 +41,10 @@ logger = logging.getLogger(__name__)
 
 
 class LogHost:
-    """Host of the log's writer. It answers queries from the folder, and from rows that are in no file yet."""
+    """The plain object that does the work of the log's actor: it writes the event log and answers queries.
+
+    The answers include rows that are in no file yet.
+    """
 
     def __init__(self, experiment: Experiment, on_existing: str) -> None:
         assert experiment.log_dir is not None
@@ -102,7 +105,7 @@ class LogHost:
         return bool(await self._server.log_mark("run") == self._experiment.run.encode())
 
     async def _prepare_folder(self) -> None:
-        """Claim the folder, unless an earlier process of this start has claimed it."""
+        """Claim the log's folder, unless an earlier process of this start of the experiment has claimed it."""
         # If another start has claimed the experiment, its log may be in this folder.
         if await self._server.holder() not in {None, self._experiment.run.encode()}:
             raise other_run(self._experiment.exp_id, 0)
@@ -137,7 +140,7 @@ class LogHost:
             )
 
     def _claim_folder(self, before: str, *, lacks_steps: bool) -> None:
-        """Claim the folder, so that log writers of other starts add no more files.
+        """Claim the log's folder, so that log writers of other starts of the experiment add no more files.
 
         The caller must have locked the folder.
 

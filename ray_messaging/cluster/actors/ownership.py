@@ -27,7 +27,10 @@ _END_TIMEOUT_S = 1.0
 
 
 async def take_claim(server: RedisExperimentStore, store: RuleStore, spec: InterceptorSpec) -> tuple[int, bool]:
-    """Claim an experiment; return a new epoch, and whether this start had the claim before its actor restarted.
+    """Claim the experiment's name on the server for this start.
+
+    Return a new epoch, and whether this start had the claim already, because its actor has restarted. Verdicts of an
+    interceptor with a lower epoch are refused.
 
     Raises: AlreadyExists if the server has an experiment of this name and `on_existing` is "error"; Fenced if another
     start has claimed it meanwhile.
@@ -98,7 +101,8 @@ async def _lives(server: RedisExperimentStore) -> bool:
 class Heartbeat:
     """Task that writes an interceptor's heartbeat to the server.
 
-    It also writes the interceptor's state again if the server has lost it, and stops if the interceptor is fenced.
+    It also writes the interceptor's state again if the server has lost it. It stops if a newer interceptor has taken
+    over.
     """
 
     def __init__(self, store: RuleStore, interceptor: Interceptor) -> None:

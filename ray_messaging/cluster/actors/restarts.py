@@ -1,4 +1,4 @@
-"""Helpers for our Ray actors: calls of an actor's host, and a start that is repeated until it succeeds."""
+"""Helpers for our Ray actors: calls of the plain object that does an actor's work, and a start that is repeated."""
 
 import asyncio
 import logging
@@ -55,9 +55,10 @@ def worth_a_retry(failure: MessagingError | None) -> bool:
 
 
 class ActorStart:
-    """The start of an actor's host. `failure` is the error of the last try, which the actor's calls raise.
+    """The start of the plain object that does an actor's work, its host.
 
-    The error is kept, because an error that an actor's __init__ raises would kill the actor and lose its type.
+    `failure` is the error of the last try, which the actor's calls raise. The error is kept, because an error that an
+    actor's __init__ raises would kill the actor and lose its type.
     """
 
     def __init__(
@@ -70,10 +71,10 @@ class ActorStart:
         self._retrying: asyncio.Task[None] | None = None
 
     async def run(self) -> None:
-        """Start the host; after a restart of the actor, retry a start that fails.
+        """Start the actor's host, the plain object that does the actor's work.
 
-        The function `passes`, an argument of the constructor, gets the failure. If it returns True, wait and try again.
-        Otherwise return, and try again in the background.
+        If the actor was restarted by Ray and the start fails, call `passes`, an argument of the constructor, with the
+        error. If `passes` returns True, wait and try again. Otherwise return, and try again in the background.
         """
         await self._try()
         if not restarted():
@@ -107,7 +108,7 @@ class ActorStart:
         self.failure = failure
 
     def check(self) -> None:
-        """Raise the failure, if there is one."""
+        """Raise the error of the actor's last try to start, if that try failed."""
         if self.failure is not None:
             raise self.failure.with_traceback(None)
 

@@ -135,7 +135,7 @@ class RuleEditor(RuleVersions):
         return described
 
     async def _edit_from(self, request: RuleRequest, at_step: int) -> dict[str, Any]:
-        """Make a version of the rules that applies from a step on. Meanwhile no step can begin."""
+        """Change the rules from a step on; return the description of the changed rule. Meanwhile no step can begin."""
         if isinstance(at_step, bool) or not isinstance(at_step, int) or at_step < 0:
             raise ConfigError(f"at_step={at_step!r} must be the number of a step")
         if self._steps is None:

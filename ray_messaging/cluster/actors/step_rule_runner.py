@@ -58,7 +58,10 @@ class StepRuleRunner:
         self._following = asyncio.Lock()
 
     async def follow(self) -> None:
-        """Start or end the supervisor, depending on the rules in force and the rules scheduled for later steps."""
+        """Start or end the task that applies rules to whole steps, if a rule needs this task or no longer needs it.
+
+        Rules in force and rules scheduled for later steps count.
+        """
         versions = self._interceptor.versions
         async with self._following:
             if not forces_all([*self._interceptor.rules, *versions.to_come()]):
@@ -83,7 +86,7 @@ class StepRuleRunner:
         return progress if asking is None else progress._replace(supervised_by=f"rule {asking.name!r}")
 
     def health(self) -> list[TaskHealth]:
-        """Return the health of the supervisor, or an empty list if there is none."""
+        """Return the health of the task that applies rules to whole steps, or [] if no rule needs this task."""
         if self._task is None:
             return []
         error, alive = self._supervisor.error, not self._task.done()
@@ -91,7 +94,7 @@ class StepRuleRunner:
         return [TaskHealth("step rules", alive, bool(error), age_s, error, _FAILING_S)]
 
     async def close(self) -> None:
-        """Stop the supervisor in this process. The steps then wait for its successor in another process."""
+        """Stop the task that applies rules to whole steps. The steps then wait until another process runs it."""
         task, self._task = self._task, None
         if task is not None:
             await end(task)
@@ -145,7 +148,7 @@ class StragglerWatch:
                 wait_s = self._until_next(progress)
 
     def look(self, progress: Progress) -> None:
-        """Find the groups for which a step waits now, and log those that must be logged now."""
+        """Find the groups for which a step waits now, and log those for which a warning is due."""
         self.late = stragglers(progress, self._stall_s)
         said, self._said = self._said, {}
         for straggler in self.late:
@@ -163,5 +166,5 @@ class StragglerWatch:
         return max(left, _SOONEST * self._stall_s)
 
     async def close(self) -> None:
-        """Stop the watch."""
+        """Stop looking for late groups."""
         await end(self._task)

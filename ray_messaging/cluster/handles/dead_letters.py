@@ -126,9 +126,9 @@ class DeadLetters:
             after = page[-1].id
 
     def list(self, *, limit: int = 100, after: str | None = None, mailbox: str | None = None) -> Letters:
-        """Return at most `limit` letters of a mailbox (None: of all mailboxes).
+        """Return at most `limit` dead letters of one mailbox, or of all mailboxes if `mailbox` is None.
 
-        They begin after the letter with the id `after`.
+        With `after`, the id of a letter, return only letters that come after that letter.
         """
         found: Letters = []
         last = "" if after is None else _checked(after)

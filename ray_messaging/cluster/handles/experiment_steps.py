@@ -82,7 +82,7 @@ class RunProgress:
     def _rate(self, step: int, progress: Progress) -> str:
         """Return the present number of steps per second as text; "" in the first step.
 
-        It is measured over the last seconds, or over the last step if that took longer.
+        The rate is measured over the last seconds, or over the last step if that took longer.
         """
         seen, now = self._seen, time.monotonic()
         if step > seen[-1][0] if seen else step <= progress.latest:  # a new step, or the first step, has begun
@@ -97,7 +97,10 @@ class RunProgress:
 
 
 def _slowest(progress: Progress) -> str:
-    """Return a text about a group for which others wait. A group that is cut off from the server is preferred."""
+    """Return a text that names a group for which others wait, if possible one that is cut off; "" if there is none.
+
+    A group is cut off if its driver has not called the server for some time.
+    """
     waiting = progress.waiting_for()
     if not waiting:
         return ""
@@ -280,7 +283,7 @@ class ExperimentSteps:
         return found
 
     def fates(self, step: int) -> "Counter[str]":
-        """Return how many messages of a step had each fate. Raises the same errors as `digest`.
+        """Return how many messages of a step had each fate, such as "delivered". Raises the same errors as `digest`.
 
         `group.fates(step)` returns the same for one group. The event log has the fate of each message.
         """
@@ -295,7 +298,7 @@ class ExperimentSteps:
 
 
 def _checked(hears: Mapping[str, Iterable[str]]) -> dict[str, set[str]]:
-    """Return the groups that each group hears.
+    """Check and return `hears`: for each group, the set of groups that may send to it.
 
     Raises: ConfigError if `hears` does not map each group to a list of groups; InvalidAddress for an invalid name.
     """

@@ -92,10 +92,10 @@ async def open_messager(
 
 
 def gone_for(run: str) -> IsDead:
-    """Return a function that says whether the owner of a mailbox is gone. `run` names this start of the experiment.
+    """Return a function that says whether the owner of a mailbox is gone.
 
-    This start has claimed the experiment, which fences the owners of earlier starts. So they are treated as gone, even
-    if they live.
+    `run` names this start of the experiment. Owners of earlier starts are treated as gone, even if they live, because
+    the server refuses what they send.
     """
 
     async def is_gone(owner: str) -> bool:

@@ -53,7 +53,7 @@ class SharedLoop:
     def leave(self, last: Coroutine[Any, Any, None] | None = None) -> None:
         """Run a last coroutine, if one is given, and stop using the loop.
 
-        The garbage collector may call this in the loop's own thread, which cannot wait for the coroutine.
+        This waits for the coroutine, except in the loop's own thread, in which the garbage collector may call this.
         """
         if last is None:
             self._left()

@@ -35,7 +35,7 @@ class Seen(NamedTuple):
 
 
 class RemoteSource:
-    """A log source that asks the log's actor, see `eventlog.reading.paging.LogSource`."""
+    """The event log of a running experiment as a source for queries: it passes each query to the log's actor."""
 
     live = True
 
@@ -45,7 +45,7 @@ class RemoteSource:
         self._process = ""  # the writer's process at the last call of `since`
 
     def follower(self) -> "RemoteSource":
-        """Return a copy of this source.
+        """Return a copy of this source for another reader.
 
         The copy remembers separately in which process of the writer its position is valid.
         """
@@ -84,7 +84,7 @@ class BlockedMessage(LogRow):
 class BlockedMessages(AsyncIterator[BlockedMessage]):
     """Async iterator over blocked messages after a cursor (None: only new ones).
 
-    Each comes as soon as the log has it.
+    Each message comes as soon as the log has it.
     """
 
     def __init__(self, log: Any, after: int | None) -> None:  # noqa: ANN401 - a Ray actor handle
@@ -108,10 +108,11 @@ class BlockedMessages(AsyncIterator[BlockedMessage]):
 
 
 class BlockedListener(AbstractContextManager["BlockedListener"]):
-    """Thread that calls a function with each blocked message. `cursor` is that of the last message that it has handled.
+    """Thread that calls a function with each blocked message.
 
-    If the function raises an error, the error is logged, and the listener continues with the next message. If the log
-    does not answer, the listener asks again. It ends when it is closed, or when the experiment ends.
+    `cursor` counts the blocked messages up to the last one that was handled. If the function raises an error, the error
+    is logged, and the listener continues with the next message. If the log does not answer, the listener asks again.
+    The thread ends when the listener is closed, or when the experiment ends.
     """
 
     def __init__(self, log: Any, callback: Callable[[BlockedMessage], object], after: int | None) -> None:  # noqa: ANN401 - a Ray actor handle

@@ -82,7 +82,7 @@ class SeatPages:
             )
 
     def _keep(self) -> None:
-        """Start the process again whenever it ends, until `close`."""
+        """Start the web server's process again whenever it ends, until `close` is called."""
         while not self._closed.is_set():
             self._pages.wait()
             while not self._closed.wait(_PAUSE_S):

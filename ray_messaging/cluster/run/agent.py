@@ -414,7 +414,7 @@ class AgentLoop:
         self.last_step = step.number
 
     def _calls_for(self, memory: CallMemory, *, shared: bool, early: bool = False) -> RememberedCalls:
-        """Return the remembered calls of a step, whose results `memory` stores.
+        """Return the object that makes a step's calls through `me.remember`. `memory` stores their results.
 
         Args: with `shared` the look-ahead and the step share the calls. With `early` the result belongs to the
         look-ahead.
@@ -457,7 +457,7 @@ class AgentLoop:
         calls.stop = look.stop
 
     def hear(self, told: Told) -> None:
-        """Take another group's news about its agents that run ahead of the open step."""
+        """Take note of what another group tells about its agents that run ahead of the open step."""
         if (look := self._look_ahead) is not None:
             look.news.append(told)
             self._model_thread.soon(look.take_news)
@@ -521,7 +521,7 @@ class AgentLoop:
         self._forms = []
 
     def _called(self, step: Step) -> NDArray[np.intp]:
-        """Return the places, among the agents of the group, of those for which the model is called in this step."""
+        """Return which of the group's agents the model is called for in this step, by their indexes in the group."""
         called = step.heard_counts > 0 if self.only_active else np.ones(len(self._agents), np.bool_)
         called[self._active], called[step.blocked.places], called[self._stopped] = True, True, False
         return np.flatnonzero(called)

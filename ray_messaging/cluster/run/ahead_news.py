@@ -66,7 +66,7 @@ decode_told = msgspec.msgpack.Decoder(Told).decode
 
 
 class AheadNews:
-    """What a group and the other groups tell each other about agents that run ahead of the open step.
+    """Exchange of news between the groups of a run about agents that run ahead of the open step.
 
     It is made in the actor's event loop. Args: `hear` is called there with each `Told` of another group of `run`. The
     stream may also have entries of earlier runs, which may have had another model or other agents.
@@ -83,7 +83,10 @@ class AheadNews:
         self._reading = self._task(self._read())
 
     def tell(self, steps: Sequence[ToldStep], *, anew: bool = False) -> None:
-        """Tell the other groups, from any thread; `steps` and `anew` are as in `Told`."""
+        """Tell the other groups which `steps` agents of this group have ended ahead of time. Any thread may call this.
+
+        With `anew`, what this group told them earlier may be wrong.
+        """
         first, *others = _in_entries(steps)
         self._new.append(Told(self._run, self._group, anew, first))
         self._new.extend(Told(self._run, self._group, anew=False, steps=each) for each in others)
@@ -127,11 +130,10 @@ class AheadNews:
 
 
 def _in_entries(steps: Sequence[ToldStep]) -> list[list[ToldStep]]:
-    """Divide steps among entries of the stream; return the steps of each entry.
+    """Divide what is told to other groups among entries of a Redis stream; return the steps of each entry.
 
-    There is at least one entry, even without steps.
-
-    A step whose messages do not fit into an entry is left out: the other groups wait until it is committed.
+    There is at least one entry, even without steps. A step whose messages do not fit into an entry is left out, so for
+    this step the other groups wait until it is committed.
     """
     found: list[list[ToldStep]] = [[]]
     size = 0

@@ -72,7 +72,7 @@ class RunArguments(TypedDict, total=False):
 
 
 class AgentArguments(RunArguments, total=False):
-    """Further arguments if the model is called for each agent."""
+    """Further keyword arguments of a run whose model is called for each agent, for type checkers."""
 
     start: Callable[[Agent], dict[str, Any]] | Mapping[str, Callable[[Agent], dict[str, Any]]] | None
     graph: Edges | str | None
@@ -83,7 +83,7 @@ class AgentArguments(RunArguments, total=False):
 
 
 class GroupArguments(RunArguments, total=False):
-    """Further arguments if the model is called for each group."""
+    """Further keyword arguments of a run whose model is called once for each group, for type checkers."""
 
     start: Callable[[Crowd], dict[str, Any]] | Mapping[str, Callable[[Crowd], dict[str, Any]]] | None
     collect: Collect[Crowd]

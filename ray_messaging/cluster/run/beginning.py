@@ -64,7 +64,7 @@ async def beginning_of(
     *,
     supervised: bool,
 ) -> bytes:
-    """Return the beginning that a run leaves when it has ended before `step`. Other runs can go on from there.
+    """Return, as bytes, the state of a run that has ended before `step`. Other runs can go on from there.
 
     Args: `supervised` says that each step waited for the verdicts of rules for whole steps.
     """

@@ -31,7 +31,7 @@ Failed = Callable[["Agent", BaseException, str], MessagingError]
 
 
 class Collector:
-    """The `collect=` of a run, a function or aggregates, for every n-th step."""
+    """What `collect=` of a run measures in every n-th step: the values of a function, or aggregates."""
 
     def __init__(self, collect: Any, every: int) -> None:  # noqa: ANN401 - as the user has written it
         self._every = every
@@ -39,7 +39,7 @@ class Collector:
         self._function, self._among = function_of(collect)
 
     def is_due(self, step: int) -> bool:
-        """Return whether `collect=` is due in a step."""
+        """Return whether values are collected at the end of a step."""
         return step % self._every == 0
 
     def of_agents(self, agents: Sequence["Agent"], places: AgentPlaces, failed: Failed) -> bytes:
@@ -91,7 +91,7 @@ class Collector:
 
 
 def _places_of(chosen: AgentSet, agents: IdColumn) -> NDArray[np.intp]:
-    """Return the places of the chosen agents among the group's agents."""
+    """Return the indexes at which the chosen agents are in `agents`, the column of the group's agents."""
     return np.flatnonzero(chosen.find(agents))
 
 
@@ -146,7 +146,7 @@ def _joined(parts: Sequence[Values]) -> Values:
 def _odd_row(rows: Sequence[Any], names: Sequence[str], low: int) -> UnfitValue:
     """Build the error for the first row that does not have the columns `names`.
 
-    Args: `rows` are what the function has returned for some agents, of which the first has the place `low`.
+    Args: `rows` are what the function has returned for some agents. The first of them has the index `low` in the group.
     """
     place = next(at for at, row in enumerate(rows) if type(row) not in _DICTS or not row or row.keys() != {*names})
     same = f". The keys of the first agent are {[*names]}" if low + place else ", at least one"

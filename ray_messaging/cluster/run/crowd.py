@@ -65,7 +65,7 @@ class Crowd:
 
 
 class CrowdSociety:
-    """The crowd of one group, and the model's function that runs for it in each step."""
+    """Runner of a model that is called once for a whole group in each step, with the group's agents as arrays."""
 
     def __init__(
         self,

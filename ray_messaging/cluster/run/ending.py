@@ -29,7 +29,7 @@ class Ending(NamedTuple):
     counts: Collection[str] = ()
 
     def before(self, step: int) -> int:
-        """Return the step before which the run must stop to check the condition. `step` runs next."""
+        """Return the step before which a run that goes on with `step` must stop to check its end condition."""
         if self.condition is None:
             return self.most
         collected = -(-step // self.every) * self.every
@@ -79,7 +79,10 @@ class _Values(dict[str, Any]):
 
 
 def ending_of(until: object, max_steps: object, options: RunOptions) -> Ending:
-    """Return the end of a run; raise ConfigError for arguments that are invalid, or do not fit each other."""
+    """Return when a run ends, by its arguments `until` and `max_steps`.
+
+    Raises: ConfigError for arguments that are invalid, or do not fit each other.
+    """
     if not callable(until):
         if max_steps is not None:
             raise ConfigError(

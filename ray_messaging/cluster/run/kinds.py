@@ -67,7 +67,7 @@ def functions_in(name: str, given: Any) -> Iterator[tuple[str, Any]]:  # noqa: A
 
 
 def check_kinds(model: object, start: object) -> None:
-    """Raise ConfigError if the name of a kind is not valid, or if `start` has a kind that `model` does not have."""
+    """Raise ConfigError if the name of a kind of agents is not valid, or if `start` has a kind that `model` lacks."""
     if isinstance(model, Mapping):
         if not model:
             raise ConfigError("model={} has no kind of agents: write {'trader': trader, 'book': book}")
@@ -130,7 +130,7 @@ def _ids_by_kind(agents: Any, model: Mapping[str, Any]) -> dict[str, Any]:  # no
 
 
 def _comes_twice(ids: Mapping[str, Any]) -> ConfigError:
-    """Build the error for the first agent that is in two kinds, or twice in one."""
+    """Build the error for the first agent that is listed under two kinds of agents, or twice under one kind."""
     owners: dict[AgentId, str] = {}
     for agent, kind in ((check_id(agent), kind) for kind, given in ids.items() for agent in given):
         other = owners.setdefault(agent, kind)

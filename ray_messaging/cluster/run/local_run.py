@@ -449,7 +449,7 @@ def _retriable(
     actors: Sequence[RunActor],
     calls: Sequence[asyncio.Task[Any]],
 ) -> Callable[..., Awaitable[Sequence[GroupResult]]]:
-    """Return a function like `go_on` that may be called again after an error."""
+    """Return a function like `go_on` that may be called again after an error, because it ends all open calls first."""
 
     async def again(last: int, **asked: bool) -> Sequence[GroupResult]:
         try:
@@ -541,7 +541,7 @@ def _end_with(
     calls: Sequence[asyncio.Task[Any]],
     supervising: Sequence[asyncio.Task[None]],
 ) -> None:
-    """Close actors, and cancel their calls and the supervisor of their steps, when a stack is closed."""
+    """Close actors, and cancel their calls and the task that applies rules to whole steps, when a stack is closed."""
 
     async def end_all() -> None:
         for call in calls:
@@ -593,7 +593,7 @@ def _known(value: T) -> "asyncio.Future[T]":
 
 
 async def _sealed(store: "RedisSteps", step: int) -> None:
-    """Wait until a step is closed by all groups, and by the rules that judge the step after the groups."""
+    """Wait until all groups have committed a step, and the rules for whole steps have judged it."""
     while (progress := await store.progress()).sealed < step:
         await store.wait(progress.news, STEP_NEWS_TIMEOUT_S)
 

@@ -35,7 +35,7 @@ from ray_messaging.transports.transport import RedisTransport
 
 
 class LoggedRun(NamedTuple):
-    """The interceptor of a run with a log, and the log's host.
+    """The interceptor of a run with a log, and the object that writes the log.
 
     The interceptor stores the state of its rules on the server.
 
@@ -122,7 +122,7 @@ async def _take_steps(
 ) -> tuple[int, Collection[str]]:
     """Begin the steps, or go on with them.
 
-    Args: `supervised` says that there are rules for whole steps, so that a supervisor takes part in the steps.
+    Args: `supervised` says that there are rules for whole steps, so that each step ends only after these rules.
     Returns: the first step that has not run, and the groups that agents have left or joined.
 
     Raises: ConfigError if the steps began with other settings, groups or agents.

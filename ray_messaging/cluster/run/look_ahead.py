@@ -54,9 +54,9 @@ _END_S: Final = 1.0  # calls that were cancelled get this time to end
 
 
 class Ahead(NamedTuple):
-    """The steps that the look-ahead may run during the open step, and stores of results.
+    """How far agents may run ahead of the open step, and where results of their calls are kept.
 
-    The results are those of calls through `me.remember`.
+    The calls are those through `me.remember`.
 
     `memories` has, by step, the store of results, for the open step and the later steps that may run ahead. `tell` is
     `AheadNews.tell`, which tells the other groups about agents that run ahead (None: there are no other groups).
@@ -69,7 +69,7 @@ class Ahead(NamedTuple):
 
     @property
     def last(self) -> int:
-        """Return the last step that may run ahead."""
+        """Return the number of the last step that agents may run ahead of time, or -1 if there is none."""
         return max(self.memories, default=-1)
 
 
@@ -94,9 +94,9 @@ def _rank(agent: AgentId) -> tuple[int, int, str]:
 
 
 class _ToldSent(NamedTuple):
-    """What an agent of another group has sent, ahead of time, in a later step.
+    """What an agent of another group has sent when it ran ahead in a later step.
 
-    When the agent's `group` sent this news, its look-ahead had begun anew `begun` times.
+    `begun` says how often the agent's `group` had begun anew to run ahead. What was told before that may be wrong.
     """
 
     group: str
@@ -105,7 +105,7 @@ class _ToldSent(NamedTuple):
 
 
 class _Circle(NamedTuple):
-    """Agents (`hearers`, by place) to which exactly the same agents may send.
+    """Agents (`hearers`, by their numbers in the look-ahead) to which exactly the same agents may send.
 
     `senders` is the number of the agents that may send to them.
     """
@@ -117,7 +117,7 @@ class _Circle(NamedTuple):
 class _StepAhead:
     """A step that runs ahead: it takes the place of the group's `AgentLoop`, and of the open step, for its agents.
 
-    `unclear` has the places of agents that did something whose effect on other agents is not known here.
+    `unclear` has those agents, by number, that did something whose effect on other agents is not known here.
     """
 
     step = None  # agents that run ahead see no messages as blocked
@@ -292,10 +292,11 @@ class LookAhead:
         *,
         anew: bool,
     ) -> None:
-        """Let agents run in later steps ahead of time, while the model runs for a step, and after that.
+        """Begin to let agents run in later steps ahead of time, while the model runs for `step`, and after that.
 
-        Args: `called` has the places of the agents for which the model is called; `calls_of` makes the remembered calls
-        of a step. With `anew`, the step runs again, or the step before it ran in another process.
+        Args: `agents` are the group's agents. `called` selects those for which the model is called in `step`.
+        `calls_of` makes the object that handles a step's calls through `me.remember`. With `anew`, the step runs again,
+        or the step before it ran in another process.
         """
         number = self._number = step.number
         self._calls_of = calls_of
@@ -356,7 +357,10 @@ class LookAhead:
                 self._hear(agent, told, each.sent)
 
     def _senders_by_graph(self) -> list[set[int]]:
-        """Return, by the agent's place, the places of all agents that may send to it, and its own place."""
+        """Return, for each of the group's agents, the agents that may send to it, and itself, all as numbers.
+
+        These numbers are the places of agents in this look-ahead.
+        """
         place_of = self.places.place
         senders = [{place} for place in range(len(self.places))]
         pairs = ((agent, other) for agent, (_, others) in self.society.rows.items() for other in others)
@@ -370,7 +374,10 @@ class LookAhead:
         return senders
 
     def _far_place(self, agent: AgentId) -> int:
-        """Return the place of an agent of another group. These places come after those of the group's own agents."""
+        """Return the number of an agent of another group in this look-ahead; give it one if it has none.
+
+        These numbers come after those of the group's own agents.
+        """
         found = self._far.get(agent)
         if found is None:
             found = self._far[agent] = len(self.places) + len(self._far)
@@ -460,7 +467,7 @@ class LookAhead:
         return {task for calls in self._old for task in calls.under_way}
 
     async def end(self, closed: int) -> None:
-        """Stop.
+        """Stop running agents ahead of time.
 
         Calls through `me.remember` for steps after `closed`, the last closed step, cost money even if they are given
         up. So they get some time to end, and their results are kept.
@@ -490,12 +497,15 @@ class LookAhead:
 
     @property
     def listens(self) -> bool:
-        """Return whether agents of the group wait for agents of other groups."""
+        """Return whether agents of other groups may send to agents of this group, so that their news must be read."""
         return bool(self._far)
 
     @property
     def is_busy(self) -> bool:
-        """Return whether agents run ahead now, or have calls through `me.remember` under way."""
+        """Return whether agents run ahead of the open step now, or calls that they have made there are under way.
+
+        The calls are those through `me.remember`.
+        """
         return bool(self._tasks or any(calls.under_way for calls in self._old))
 
     def _retire(self, step: _StepAhead) -> None:
@@ -510,7 +520,7 @@ class LookAhead:
     # -- ahead ----------------------------------------------------------------------------------------------------
 
     def _pump(self) -> None:
-        """Let the agents that are ready begin, those in the earliest step first."""
+        """Let agents begin to run ahead of time, as many as the limits allow, those in the earliest step first."""
         while self._ready and len(self._tasks) < self._most:
             number, place = heappop(self._ready)
             if number > self._ahead.last:
@@ -566,9 +576,10 @@ class LookAhead:
         return found
 
     def _end(self, place: int, number: int, sent: Iterable[tuple[AgentId | None, int, _Sent]]) -> None:
-        """Note that the agent at `place` has ended the step `number`, and what it has sent.
+        """Note that an agent has ended the step `number` ahead of time, and what it has sent.
 
-        Each item of `sent` is a recipient, the step of delivery, and the message.
+        Args: `place` is the agent's number in this look-ahead. Each item of `sent` is a recipient, the step of
+        delivery, and the message.
         """
         self._next[place] = following = number + 1
         far = self._deliver(place, sent)
@@ -589,9 +600,10 @@ class LookAhead:
                     self._held[following].append(to)
 
     def _deliver(self, place: int, sent: Iterable[tuple[AgentId | None, int, _Sent]]) -> list[ToldMessage]:
-        """Put messages of the agent at `place` into inboxes; return those to agents of other groups.
+        """Put what an agent has sent ahead of time into the inboxes of its recipients in this group.
 
-        The result is empty if the sender itself is an agent of another group. `sent` is as for `_end`.
+        Return the messages to agents of other groups, or [] if the sender itself is in another group. `place` is the
+        sender's number in this look-ahead, and `sent` is as for `_end`.
         """
         count, far = len(self.places), list[ToldMessage]()
         for to_id, deliver, message in sent:
@@ -647,7 +659,7 @@ class LookAhead:
             self._deliver(place, [each for each in messages if each[1] > self._number])
 
     def _learn(self, sender: int, hearer: int) -> None:
-        """Note an edge that the graph does not have.
+        """Note that one agent sends to another although the graph has no edge between them.
 
         When the next step begins, the look-ahead begins anew with this edge.
         """
@@ -661,7 +673,7 @@ class LookAhead:
     def _messages(self, place: int, number: int, sent: list[_Sent]) -> Messages:
         """Return an inbox with the messages `sent` ahead of time, in the order that they will have in the step.
 
-        Args: the inbox is that of the agent at `place`, in the step `number`.
+        Args: the inbox is that of the agent with the number `place` in this look-ahead, in the step `number`.
         """
         if not sent:
             return Messages(self._exp_id, [])

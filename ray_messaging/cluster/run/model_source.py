@@ -104,7 +104,7 @@ def values_used(model: object) -> dict[str, str | None]:
 
 
 def functions_among(values: Mapping[str, object]) -> dict[str, str | None]:
-    """Return digests of those values that are functions of the user's, and of the values that they use, by name."""
+    """Return digests, by name, of the user's own functions in `values`, and of the values that these functions use."""
     seen: set[int] = set()
     functions = [(name, value) for name, value in values.items() if _is_users(_without_cache(value))]
     return _digests(each for name, value in functions for each in _value(name, value, seen))
@@ -246,7 +246,10 @@ def facts_of(model: object, until: int | None, options: RunOptions, inputs: Mapp
 
 
 def changes_of(now: Mapping[str, Any], before: Mapping[str, Any]) -> Iterator[str]:
-    """Yield a line for each input of a run that differs from the input of the call `before`."""
+    """Yield a line for each input of a run, such as the graph, that differs from the input of the last call of `run`.
+
+    Args: `now` and `before` have the digests of the inputs of both calls.
+    """
     for name, what in _INPUTS.items():
         given = now.get(name), before.get(name)
         if None not in given and given[0] != given[1]:
@@ -259,7 +262,7 @@ def changes_of(now: Mapping[str, Any], before: Mapping[str, Any]) -> Iterator[st
 def change_of(now: Mapping[str, Any], before: Mapping[str, Any]) -> str | None:
     """Return a line that says that a run's model has changed, or None if its source and values are the same as before.
 
-    Version 1.0.0 recorded no values.
+    If version 1.0.0 wrote `before`, which then has no values, only the sources are compared.
     """
     sources = now["source"], before.get("source")
     if None in sources or sources[0] == sources[1]:

@@ -75,12 +75,12 @@ class ModelThread:
             self._short = perf_counter() - began <= _SHORT_S
 
     def go_on(self) -> None:
-        """Let the tasks of the models' event loop go on until the next call."""
+        """Let the tasks that models have begun in their event loop run on until the next call."""
         if self._loop is not None and self._between is None:
             self._between = self._thread.submit(self._loop.run_forever)
 
     async def pause(self) -> None:
-        """Let the tasks of the models' event loop rest again."""
+        """Stop the models' event loop, which `go_on` has let run between two calls."""
         if self._between is not None:
             assert self._loop is not None
             between, self._between = self._between, None
@@ -140,15 +140,15 @@ class Holder:
         self._warned = False
 
     def reset(self) -> None:
-        """Forget the turns of the previous step."""
+        """Forget which agents ran for how long in the previous step."""
         self._now, self._longest = None, (None, 0.0)
 
     def begin(self, agent: "Agent") -> None:
-        """Record that an agent's turn begins."""
+        """Record that an agent's code begins to run, after the call of the model or after an await."""
         self._now = agent, perf_counter()
 
     def end(self, what: str) -> None:
-        """Record the end of the turn.
+        """Record that an agent's code has ended, or awaits something.
 
         Args: `what` is the name, for a warning, of what the agent ran.
         """
@@ -168,7 +168,10 @@ class Holder:
             )  # fmt: skip
 
     def longest(self, now: float) -> "tuple[Agent | None, float]":
-        """Return the agent with the longest turn of the step so far, and its seconds; None if all turns were short."""
+        """Return the agent whose code has run longest without an await in this step, and its seconds.
+
+        The agent is None if no agent's code has run for long.
+        """
         turn = self._now
         running = (None, 0.0) if turn is None or now - turn[1] < BLOCKING_S else (turn[0], now - turn[1])
         return max(self._longest, running, key=lambda found: found[1])

@@ -96,7 +96,10 @@ class ModelWatch:
             self._before[name] = step + 1, now
 
     def _kept(self) -> Mapping[str, object]:
-        """Return, by name, the objects that outlive a step: those in `given`, and those to which the model refers."""
+        """Return, by name, the objects to check for changes: those in `given`, and those to which the model refers.
+
+        Objects whose change was already logged are left out.
+        """
         found = {**_named(self._model), **self._given}
         return {name: value for name, value in found.items() if name not in self._told}
 

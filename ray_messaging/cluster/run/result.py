@@ -241,7 +241,10 @@ def states_of(parts: Sequence["GroupResult"]) -> dict[AgentId, dict[str, Any]]:
 
 
 def cause_of(error: StepFailed) -> RuntimeError | None:
-    """Return an error whose traceback has only the user's own frames, and none of Ray and this package."""
+    """Return an error whose traceback has only the frames of the user's own code; None if no such frames are known.
+
+    The user sees this error as the cause of the failed step.
+    """
     return RuntimeError(f"in group {error.group!r}\n{error.trace}") if error.trace else None
 
 
@@ -271,7 +274,7 @@ def _columns(states: Sequence[Mapping[Any, Any]]) -> dict[Any, list[Any]]:
 
 
 def _is_of(array: NDArray[Any], ids: NDArray[Any]) -> bool:
-    """Return whether an array has a value for each agent."""
+    """Return whether an array has a row for each of the agents `ids`."""
     return array.shape[:1] == ids.shape
 
 

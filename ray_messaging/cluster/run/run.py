@@ -103,7 +103,7 @@ class RunActors:
             self.run.close()
 
     def end(self) -> None:
-        """Close the run that waits between two of its steps, and end all kept actors."""
+        """Close the run that waits between two of its steps, and end the actors that were kept for a later run."""
         self.close_run()
         _end(self._detach())
 
@@ -188,7 +188,10 @@ class Opening:
         self.call: Any = self._go_on(groups, _SEAL_S)
 
     def has_ended(self) -> bool:
-        """Return whether the groups have committed the steps. If they have not, make another `call`."""
+        """Return whether all groups have committed the steps.
+
+        If they have not, `call` is replaced by a new call that waits for them, or by None if the last call failed.
+        """
         try:
             sealed: int = get(self.call)
         except (RayError, MessagingError):  # such as the restart of the interceptor, or a cut

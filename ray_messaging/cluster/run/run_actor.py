@@ -235,7 +235,10 @@ class RunActor:
         self._tell_later()
 
     async def _run_steps(self, until: int, society: AgentLoop | CrowdSociety, homes: Homes, *, stands: bool) -> bool:
-        """Run the steps before `until`, unless `end_after` ends them; return False if the group needs another driver.
+        """Run the group's steps before `until`, unless `end_after` was called with an earlier step.
+
+        Return False if this must be called again, because a step could not be committed, or because another process has
+        run the group's steps meanwhile. With `stands`, the next call goes on with the steps that this call has opened.
 
         Raises: ConnectionFailed if a step has waited for the server for as long as it may; the errors of the model.
         """
@@ -357,7 +360,7 @@ class RunActor:
             society.call_gate = CallGate(group, interceptor.take_calls.remote, noted)
 
     async def _end_steps(self) -> None:
-        """Stop driving the group, so that another process can drive it."""
+        """Stop running the group's steps in this process, so that another process can run them."""
         steps, self._steps, self._stands = self._steps, None, False
         if steps is not None:
             await steps.aclose()

@@ -216,7 +216,10 @@ def changeable(rows: Rows) -> list[Any]:
 
 
 def _that_look_ahead(plans: Sequence[GroupPlan]) -> list[GroupPlan]:
-    """Return plans that also say to which agents of a group the agents of other groups may send."""
+    """Return the plans of the groups, each with those of its agents to which agents of other groups may send.
+
+    The look-ahead needs this. It lets agents run in later steps ahead of time.
+    """
     senders: list[dict[AgentId, list[AgentId]]] = [{} for _ in plans]
     owners = {agent: number for number, plan in enumerate(plans) for agent in plan.agents} if len(plans) > 1 else {}
     for number, plan in enumerate(plans if owners else ()):

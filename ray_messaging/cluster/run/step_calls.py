@@ -122,7 +122,10 @@ class StepCalls:
         self._error = self._error or error
 
     def _look(self) -> float | None:
-        """Return the seconds until the next check of the time (None: no further check), or raise the step's error."""
+        """Return the seconds until the time limits of running calls are checked again; None if there are no limits.
+
+        Raises: the step's error, once the time for ending the calls has passed.
+        """
         now = perf_counter()
         if self._end_by is None and (late := self._late(now)) is not None:
             self.end(late)
@@ -289,7 +292,7 @@ class _Remembered(msgspec.Struct):
 class _Flight:
     """A call through `me.remember` that is under way or answered.
 
-    `answer` gets its source and result, or the error with which it ended.
+    `answer` gets the result and where it came from, or the error with which the call ended.
 
     `used` says that the step itself has asked for the call, and not only the look-ahead. `maker` makes the call.
     """
@@ -304,7 +307,7 @@ class _Flight:
 
     @property
     def known(self) -> tuple[str, KeptCall] | None:
-        """Return the source and the result of the call, or None if there is no result yet."""
+        """Return where the result came from and the result itself, or None if there is no result yet."""
         outcome = self.answer.result() if self.answer.done() else None
         return outcome if isinstance(outcome, tuple) else None
 
@@ -312,7 +315,7 @@ class _Flight:
 class Flights:
     """The calls through `me.remember` in one step.
 
-    The look-ahead and the step itself share them, so that each call is made once.
+    The step shares them with the look-ahead, which runs agents ahead of time, so that each call is made once.
     """
 
     def __init__(self) -> None:
@@ -322,7 +325,10 @@ class Flights:
         self._told: dict[int, object] = {}  # by its id, what `in_vain` has told
 
     def early(self) -> list[_Remembered]:
-        """Return the calls of the look-ahead that are under way. Other threads may call this."""
+        """Return the calls of this step that were made for agents running ahead, and that are under way.
+
+        Other threads may call this.
+        """
         flights = self.by_key.copy().values()
         return [flight.call for flight in flights if flight.maker.early and not flight.answer.done()]
 
@@ -341,7 +347,7 @@ class Flights:
         return [*unused, *self.late], failed
 
     def forget_told(self) -> bool:
-        """Forget the calls through `me.remember` that had ended when `in_vain` was called; return whether any are left.
+        """Forget the calls through `me.remember` that had ended when `in_vain` was called; return whether any remain.
 
         This is for a step that is committed, because its records then have these calls.
         """
@@ -586,9 +592,9 @@ class RememberedCalls:
     async def _shared(
         self, call: _Remembered, function: Callable[[], Any], flights: dict[str, _Flight]
     ) -> tuple[str, KeptCall]:
-        """Return the answer of a call through `me.remember`, and its source.
+        """Return the answer of a call through `me.remember`, and where it came from.
 
-        If the look-ahead makes the same call, wait for its answer.
+        If the look-ahead, which lets agents run in later steps ahead of time, makes the same call, wait for its answer.
 
         Args: `flights` has the calls of the step that are under way or answered, by key.
         """
@@ -618,9 +624,9 @@ class RememberedCalls:
         return answer
 
     async def _kept(self, call: _Remembered, function: Callable[[], Any]) -> tuple[str, KeptCall]:
-        """Return the answer of a call through `me.remember`, and its source.
+        """Return the answer of a call through `me.remember`, and the name of the place where the answer was found.
 
-        Before that, the answer is stored for this step.
+        If the call was made now, this place is "model", and the answer is kept for a repetition of this step.
         """
         assert call.meter is not None
         before = self.memory.failed(call.key)
@@ -668,7 +674,7 @@ class RememberedCalls:
                 self._record(call, FAILED, made)
 
     async def _once(self, call: _Remembered, content: str, function: Callable[[], Any]) -> tuple[str, KeptCall]:
-        """Return the answer of a call through `me.remember`, and its source.
+        """Return the answer of a call through `me.remember`, and "store" or "model", depending on where it came from.
 
         The call is made unless the store has its answer, or another process is making the same call. `content` is the
         key of the answer in the store.
@@ -768,7 +774,7 @@ def _sample(agent: "Agent", n: int, samples: int) -> int:
 
 
 def may_pass(error: BaseException) -> bool:
-    """Return whether a failed call may succeed if it is repeated, see `Calls`."""
+    """Return whether a failed call of a model may succeed later: after a timeout, or HTTP status 429 or 5xx."""
     if any("Timeout" in kind.__name__ for kind in type(error).__mro__):
         return True
     for place in (error, getattr(error, "response", None)):

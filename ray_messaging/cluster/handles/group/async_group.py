@@ -158,7 +158,7 @@ class AsyncGroup(StampedHandle):
         return (await self._relay([self._single(from_id, to_id, payload, subtopic)]))[0]
 
     def _single(self, from_id: AgentId | None, to_id: AgentId, payload: Payload, subtopic: str) -> Batch:
-        """Check and encode one message."""
+        """Check one message, and return it as a batch of one row."""
         from_ids = IdColumn.of([None if from_id is None else check_id(from_id)])
         to_ids, topic = IdColumn.of([check_id(to_id)]), check_subtopic(subtopic)
         line = encode_payload(payload, self._payload_bytes)
@@ -225,7 +225,7 @@ class AsyncGroup(StampedHandle):
         return await self._relay(unspread_batches(columns, audience, check_subtopic(subtopic), self._stamp.step))
 
     async def _relay(self, batches: list[Batch]) -> Receipts:
-        """Send batches over the lane, or by a Ray call if the lane gives no answer."""
+        """Let the group's actor send batches, by a call over a socket, or by Ray if the socket gives no answer."""
         if not batches:
             return Receipts([])
         if known_dead(self.actor):
@@ -466,7 +466,7 @@ class AsyncGroup(StampedHandle):
         return found
 
     async def _ask(self, call: Call) -> tuple[bytes, list[bytes]] | None:
-        """Make an idempotent call over the lane, and return the answer's header and frames.
+        """Make an idempotent call to the group's actor over a socket; return the answer's header and frames.
 
         Return None if a Ray call must be made instead.
         """
@@ -525,7 +525,7 @@ class AsyncGroup(StampedHandle):
             await self.give_up_lease(self._token)
 
     async def give_up_lease(self, token: Token | None) -> None:
-        """Give back to the mailbox the messages that a fetch got under the delivery lease `token`."""
+        """Give back to the mailbox the messages of the fetch that got this token, so that the next fetch gets them."""
         # The handle forgets the lease first, so that a concurrent fetch does not commit the messages.
         self._forget(token)
         await self._insist(lambda: self.actor.give_up.remote(self._caller, token))
@@ -536,7 +536,7 @@ class AsyncGroup(StampedHandle):
             await self.give_up_lease(token)
 
     async def commit_lease(self, token: Token) -> None:
-        """Commit the messages that a fetch got under the delivery lease `token`."""
+        """Commit all messages of the fetch that got this token, so that they are not delivered again."""
         self._tracer.committed()
         # The handle forgets the lease only after the commit. Otherwise a concurrent fetch would get the lease's
         # messages again. If the commit is cancelled, the next fetch or `ack` commits the lease.
@@ -699,7 +699,7 @@ class GroupService:
         self._group = group
 
     async def begin(self) -> Sequence[Message]:
-        """Record at the group's actor that this handle serves.
+        """Tell the group's actor that this handle now serves the group's messages.
 
         Returns: an empty sequence, because there is no message to handle before the first fetch.
         """

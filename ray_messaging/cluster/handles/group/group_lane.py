@@ -59,10 +59,10 @@ def patience_s(size: int) -> float:
 
 
 class LaneReply(NamedTuple):
-    """Result of a call over the lane.
+    """Result of a call over a socket to the group's actor.
 
     `begun` says whether the actor may have received the call. `answer` has the header and the frames of the answer. If
-    it is None, the call must be repeated as a Ray call.
+    `answer` is None, the call must be repeated as a Ray call.
     """
 
     begun: bool
@@ -70,11 +70,10 @@ class LaneReply(NamedTuple):
 
 
 class LaneRoute:
-    """The address of an actor's lane, if it is known, and the time until which Ray calls are made instead.
+    """The address of the socket of a group's actor, if it is known.
 
-    This time is set when the lane cannot be reached.
-
-    `host` is the host of the last known address, so that errors can name it when the address is not known any more.
+    When the socket cannot be reached, `by_ray_until` is set to the time until which Ray calls are made instead. `host`
+    is the host of the last known address, so that errors can name it when the address is not known any more.
     """
 
     def __init__(self) -> None:
@@ -87,7 +86,7 @@ class GroupLane:
     """The connections of one handle to its group's actor.
 
     A blocking handle has one connection for each of its concurrent calls, which are in different threads. All calls of
-    an event loop share one connection. The lanes of several event loops share the `route`.
+    an event loop share one connection. Several event loops share `route`, which has the actor's address.
     """
 
     def __init__(
@@ -109,7 +108,7 @@ class GroupLane:
         self._opening = waiting.lock()
 
     async def connection(self) -> "Connection | None":
-        """Return a connection for one call, or None if a Ray call must be made instead."""
+        """Return a connection to the group's actor for one call, or None if a Ray call must be made instead."""
         found = self._known()
         if found is not None or _ENCRYPTED or time.monotonic() < self._route.by_ray_until:
             return found
@@ -160,7 +159,7 @@ class GroupLane:
 
 
 class LaneConnection:
-    """A connection for one thread. It is closed after a call that got no answer.
+    """A connection of one thread to a group's actor. It is closed after a call that got no answer.
 
     `process` identifies the actor's process. A send that is repeated as a Ray call must reach the same process.
     """
@@ -200,7 +199,10 @@ class LaneConnection:
         self._socket.close()
 
     async def ask(self, call: Call, frames: Sequence[bytes] = ()) -> LaneReply:
-        """Make a call, and return the reply. This blocks, and never suspends the coroutine."""
+        """Make a call to the group's actor over the socket, and return the reply.
+
+        This blocks, and never suspends the coroutine.
+        """
         body = body_of(call, frames)
         size = REQUEST.size + sum(map(len, body))
         begun = False
@@ -264,10 +266,11 @@ class LaneConnection:
 
 
 class LoopConnection:
-    """A connection for all calls of one event loop, many at once. A call without an answer is made again through Ray.
+    """A connection to a group's actor for all calls of one event loop, many at once.
 
-    A call may take long, because of many other calls or a slow rule, so a single call has no timeout. But if for a
-    while neither a call nor an AliveCall is answered, the connection and all its calls are given up.
+    A call without an answer is made again through Ray. A call may take long, because of many other calls or a slow
+    rule, so a single call has no timeout. But if for a while neither a call nor an AliveCall is answered, the
+    connection and all its calls are given up.
     """
 
     def __init__(self, process: str, client: LaneClient, life: Life) -> None:
@@ -285,7 +288,7 @@ class LoopConnection:
 
     @classmethod
     async def open(cls, address: LaneAddress) -> "LoopConnection":
-        """Connect to the lane at an address; raise OSError if that fails."""
+        """Connect to the socket of a group's actor at an address; raise OSError if that fails."""
         client = await LaneClient.open(address)
         return cls(address.token, client, await at_loop_end(client.close))
 
@@ -298,7 +301,10 @@ class LoopConnection:
         self._client.close()
 
     async def ask(self, call: Call, frames: Sequence[bytes] = ()) -> LaneReply:
-        """Make a call and return the reply."""
+        """Make a call to the group's actor over the socket, and return the reply.
+
+        If the socket gives no answer, the `answer` of the reply is None.
+        """
         body = b"".join(body_of(call, frames))
         if REQUEST.size + len(body) > FRAME_LIMIT:
             return LaneReply(begun=False, answer=None)
@@ -327,7 +333,11 @@ class LoopConnection:
         self._watch = self._loop.call_later(patience_s(self._nbytes), self._look)
 
     def _look(self) -> None:
-        """Check whether answers arrive while calls wait. If none does, make an AliveCall, and finally give up."""
+        """Check whether answers arrive while calls wait.
+
+        If no answer has come since the last check, ask for a sign of life. After some more checks, give the connection
+        up.
+        """
         self._watch = None
         if not self._calls or not self._client.alive:
             return

@@ -1,4 +1,4 @@
-"""The steps of a group, in the task that drives it."""
+"""The steps of a group, for the Ray task or program that runs them."""
 
 import asyncio
 import time
@@ -25,7 +25,7 @@ _LOOP = SharedLoop("steps")
 
 
 def group_steps(experiment: Experiment, name: str, until: int, *, leave: bool = False) -> Iterator[Step]:
-    """Yield the steps of a group, for a driver that blocks."""
+    """Yield the steps of a group, for a task or program whose calls block."""
     check_until(until)
     steps = driven_steps(experiment, name, driving_task(), until, leave=leave)
 
@@ -46,11 +46,11 @@ def group_steps(experiment: Experiment, name: str, until: int, *, leave: bool = 
 async def driven_steps(
     experiment: Experiment, name: str, task: str, until: int, *, leave: bool = False
 ) -> AsyncGenerator[Step, None]:
-    """Yield the steps of a group that `task` drives.
+    """Yield the steps of a group for `task`, the Ray task or program that runs the group's steps.
 
     This process itself reads from the server and writes to it, because a detour over the group's actor would double the
-    work of a step. The server counts the attempts to drive the group, and this count serves as the sender's epoch. The
-    messager of this process hosts no agents.
+    work of a step. The server counts how often a process has begun to run the group's steps. It refuses what an earlier
+    one sends, because the count is the sender's epoch. The messager of this process hosts no agents.
     """
     check_until(until)
     interceptor = await asyncio.to_thread(find_actor, f"{experiment.exp_id}/interceptor")

@@ -15,7 +15,7 @@ T = TypeVar("T")
 
 
 class Blocking:
-    """Ways to wait that block the thread, so that the coroutines never suspend (see `common.awaitables.finish`)."""
+    """The ways of waiting of a blocking handle. They block the thread, so the handle's coroutines never suspend."""
 
     blocks = True
 
@@ -42,7 +42,7 @@ class Blocking:
 
 
 class InLoop:
-    """Ways to wait that let the event loop go on."""
+    """The ways of waiting of an async handle. They let the event loop go on."""
 
     blocks = False
 
