@@ -306,7 +306,10 @@ class FolderAccount(msgspec.Struct, frozen=True):
 
 
 def read_account(folder: "Folder") -> FolderAccount:
-    """Return a folder's account; raise LogError if it cannot be read."""
+    """Return the folder's account, which says who owns the folder and which rows are missing.
+
+    Raises: LogError if the account cannot be read.
+    """
     damaged = "the account of the event log is damaged ({error}): remove {path}, and with it the notes on missing rows"
     return _read(folder, ACCOUNT, msgspec.json.Decoder(FolderAccount).decode, damaged) or FolderAccount()
 
@@ -368,7 +371,7 @@ def write_agents(folder: "Folder", digest: str, agents: AgentSet) -> None:
 
 
 def read_agents(folder: "Folder", digest: str) -> AgentSet | None:
-    """Return the set of agents with a digest, or None if there is no such file.
+    """Return the set of agents whose content has this digest, or None if the folder has no such file.
 
     Raises LogError if the file is damaged.
     """

@@ -37,7 +37,7 @@ class PairRows(NamedTuple):
         return int(self.starts[broadcast]), int(self.ends[broadcast])
 
     def rows_of(self, broadcasts: NDArray[np.intp]) -> NDArray[np.intp]:
-        """Return the rows of some broadcasts, given by number."""
+        """Return the row numbers of some broadcasts' pairs. `broadcasts` has the numbers of the broadcasts."""
         return gathered(self.starts[broadcasts], self.counts[broadcasts])
 
 

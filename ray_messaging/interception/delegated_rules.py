@@ -102,7 +102,7 @@ class DelegatedRules:
 
     @property
     def empty(self) -> bool:
-        """Return whether there is a snapshot without any rules."""
+        """Return whether the messager has a snapshot of the rules, and this snapshot contains no rule."""
         return self._passing is not None and not self._rules
 
     async def fetched(self) -> None:

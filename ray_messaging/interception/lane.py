@@ -4,11 +4,11 @@ A connection carries frames with a length prefix. It opens with the token, which
 server answers with an empty frame. Each request is its number (u32), its kind (u8) and a body; each answer is the
 number and a body. Answers come in any order: a request that waits for a slow rule delays no other.
 
-| kind       | body of the request                | body of the answer     |
-|------------|------------------------------------|------------------------|
-| `JUDGE`    | a batch (see `ray_messaging.wire`) | `VerdictReply`         |
-| `WAIT`     | the deferred rows of a batch       | `VerdictReply`         |
-| `SNAPSHOT` | `SnapshotRequest`                  | `RuleSnapshot`         |
+| kind       | body of the request                             | body of the answer     |
+|------------|-------------------------------------------------|------------------------|
+| `JUDGE`    | a batch (see `ray_messaging.wire`)              | `VerdictReply`         |
+| `WAIT`     | the rows of a batch that wait for a slow rule   | `VerdictReply`         |
+| `SNAPSHOT` | `SnapshotRequest`                               | `RuleSnapshot`         |
 """
 
 import asyncio

@@ -92,12 +92,14 @@ class VerdictClient:
 def verdict_client_for(
     interceptor: object, timeout_s: float, exp_id: str | None = None, *, delegate_rules: bool = False
 ) -> VerdictClient:
-    """Return the client for an interceptor, which is an object in this process, our actor, or any actor with `forward`.
+    """Return the client that asks an interceptor for verdicts.
 
     Args:
+        interceptor: an `Interceptor` in this process, this library's actor, or any actor with a method `forward`.
         exp_id: the experiment of the messages; this library's actor refuses messages of another experiment.
-        delegate_rules: whether the client may apply delegated rules, which is safe only if the server checks the
-            snapshot's number.
+        delegate_rules: whether the client may apply rules itself, which is safe only if the server checks that its
+            rules are not outdated.
+
     Raises: ConfigError if the interceptor is none of these, or if it has a rule that judges whole steps, but no steps
     are judged.
     """
@@ -266,7 +268,10 @@ class RemoteVerdictClient(VerdictClient):
         return verdicts.batch_verdict(batch.rows)
 
     async def wait(self, batch: Batch) -> BatchVerdict:
-        """Return the verdicts on deferred rows. Payloads are sent only if the interceptor has lost them."""
+        """Return the verdicts on messages that wait for slow rules, once a message has one, or after some seconds.
+
+        Payloads are sent only if the interceptor has lost them.
+        """
         return (await self._verdicts(batch, with_payload=False, patient=True)).batch_verdict(batch.rows)
 
     async def pass_whole(self, broadcasts: Batch) -> BatchVerdict | None:
@@ -381,9 +386,9 @@ class RemoteVerdictClient(VerdictClient):
     async def outdated(self, *, successor: bool) -> None:
         """Drop the delegated rules.
 
-        If another interceptor has taken over (`successor`), also close the connection to the lane.
+        If another interceptor has taken over (`successor`), also close the connection to the old one.
 
-        If only the rules have changed, the lane stays open, because all senders ask again at about the same time.
+        If only the rules have changed, the connection stays open, because all senders ask again at about the same time.
         """
         if successor:
             self._address = None  # the lane of the earlier interceptor may still be open

@@ -78,8 +78,8 @@ class BatchVerdict(msgspec.Struct, array_like=True):
     """The verdicts on a batch by row. A row that is in none of the fields passes unchanged.
 
     `blocked` maps a row to (rule, reason), `rewritten` a row to (rule, payload as JSON), `labels` a label to its rows.
-    `deferred` are the rows that wait for a slow rule. `epoch` is the
-    interceptor's epoch, or the number of the rule snapshot that has passed the batch.
+    `deferred` are the rows that wait for a slow rule. `epoch` is the interceptor's epoch (the number of its start), or
+    the number of the rule snapshot by which the sender itself has passed the batch.
     """
 
     blocked: dict[int, tuple[str, str]] = {}

@@ -39,9 +39,10 @@ def count(view: View, *, by: str | Collection[str] = "fate", **fields: Any) -> p
 
 
 class CountSample(NamedTuple):
-    """The result of `sample`: counts as from `count`, the position up to which rows were looked at, and a share.
+    """The result of `sample`.
 
-    `share` is the share of these rows that was counted.
+    `counts` is a table as from `count`, `reached` the position of the last row that was looked at, and `share` the
+    fraction of the rows up to there that was counted.
     """
 
     counts: pa.Table
@@ -94,9 +95,9 @@ def counts(
 
 
 class _Sum:
-    """The sum of the counts of several parts.
+    """The total counts of a query, to which the counts of each part of the log are added.
 
-    Tables of counts are merged each time their number of rows has doubled.
+    The added tables are merged from time to time, so that they take little memory.
     """
 
     def __init__(self, first: pa.Table, keys: Sequence[str]) -> None:

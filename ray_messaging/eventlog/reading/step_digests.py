@@ -38,13 +38,16 @@ _COLUMNS = [*_OF_MESSAGES, *_OF_BROADCASTS, "fate", "rule", "labels", "in_reply_
 
 
 def digest(view: View, *, step: int) -> bytes:
-    """Return the digest of a step. A step that is not sealed has the digest of a step without messages."""
+    """Return a hash of the messages of one step.
+
+    For a step that has not ended for all groups, return the hash of a step without messages.
+    """
     _, sums = _sums(view, step=step)
     return step_digest([sums[step]])
 
 
 def history(view: View, *, step: int) -> bytes:
-    """Return the digest of all steps up to `step`."""
+    """Return a hash of the messages of all steps up to `step`."""
     messages, sums = _sums(view, step=slice(0, step + 1))
     chained = b""
     for number in range(step + 1):
@@ -251,7 +254,10 @@ def _last(part: pa.Table, before: _Message) -> _Message:
 
 
 def _sent(parts: Iterable[pa.Table], before: _Message) -> Iterator[LogRow]:
-    """Yield the messages that groups sent after the message `before`, each only once, in canonical order."""
+    """Yield the messages that groups sent, each only once, in the order that is the same in all runs.
+
+    `before` is the message that comes just before the first one.
+    """
     for part in parts:
         yield from rows_of(_of_groups(part, before))
         before = _last(part, before)
@@ -296,7 +302,11 @@ def unequal(mine: Rows, theirs: Rows) -> list[Unequal]:
 
 
 def _paired(mine: Rows, theirs: Rows) -> Iterator[Unequal]:
-    """Yield pairs of unequal messages of an agent to the same recipient, or a message and None if there is no other."""
+    """Yield the differences between the messages that an agent sent in two runs.
+
+    The messages to the same recipient are compared in their order. A difference is a pair of unequal messages. If a
+    message of one run has no counterpart, the other one is None.
+    """
     waiting: defaultdict[AgentId | None, deque[LogRow]] = defaultdict(deque)
     for row in theirs:
         waiting[row.to_id].append(row)

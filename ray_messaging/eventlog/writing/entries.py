@@ -111,7 +111,7 @@ def _fates(note: LogNote, takers: list[int] | None, rows: int) -> int | NDArray[
 
 
 def payload_bytes(part: LoggedPart) -> int:
-    """Return roughly the size of the payloads of a part's rows in memory, in bytes."""
+    """Return roughly how many bytes of memory the payloads of some log rows take."""
     lines = part.batch.lines
     assert lines is not None
     said = lines.nbytes if lines.index is None else len(part.batch) * (lines.nbytes // max(1, lines.count))
@@ -163,9 +163,11 @@ def _of_rows(part: LoggedPart, rows: NDArray[np.intp]) -> LoggedPart:
 
 
 def _note_of_rows(note: LogNote, rows: NDArray[np.intp], count: int) -> LogNote:
-    """Return what a note says about some rows of a batch, with their new row numbers.
+    """Return what a note says about some rows of a batch, as a note that numbers these rows from 0.
 
-    Args: `count` is the number of rows of the batch.
+    A note is the log's record of the blocked, rewritten and undeliverable rows of a batch.
+
+    Args: `count` is the number of rows of the whole batch.
     """
     places = np.full(count, -1)
     places[rows] = np.arange(len(rows))

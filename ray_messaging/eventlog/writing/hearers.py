@@ -89,7 +89,7 @@ def _key_of(broadcasts: Batch) -> _Key:
 
 
 def hearer_columns(found: Sequence[Hearers | None], counts: Sequence[int]) -> dict[str, pa.Array]:
-    """Return, by name, the log's columns about hearers, for the rows of several batches.
+    """Return the log's columns that say whom a broadcast has reached, by name, for the rows of several batches.
 
     Args: `found` has the hearers of each batch (None: no hearers are known), and `counts` its number of rows.
     """
@@ -230,7 +230,10 @@ class FrameHearers:
         self._lack = lack
 
     def __call__(self, batch: Batch) -> Hearers | None:
-        """Return the hearers of each row."""
+        """Return the agents that each row of a batch reaches, or None.
+
+        None: that is not known, or the rows are no broadcasts.
+        """
         edges = None if batch.fold is None else self._found.get(_key_of(batch))
         if edges is not None:
             try:

@@ -93,7 +93,7 @@ class OpenSegment:
 
     @property
     def waiting(self) -> bool:
-        """Return whether rows or cursors wait to be stored in a file."""
+        """Return whether rows, or positions up to which streams were read, are in no file yet."""
         return self._since is not None
 
     def table(self) -> pa.Table:
@@ -101,7 +101,10 @@ class OpenSegment:
         return laid_out(joined_rows(self._batches))
 
     def content(self, streams: StreamCursors, steps: StepPosition | None) -> SegmentContent:
-        """Return the present rows and cursors, to be written to a file. Rows can still be added afterwards."""
+        """Return a copy of what a file must hold now: the rows so far, and how far the server's streams were read.
+
+        Rows can still be added afterwards.
+        """
         self._since = None
         meta = {"first_row": self.first_row, "cursors": dict(streams.cursors), "begun": dict(streams.begun)}
         meta |= {"taken": streams.taken(), "steps": steps}

@@ -107,7 +107,8 @@ def _text_column(payloads: Sequence[PayloadColumn]) -> pa.LargeStringArray:
 
 
 def _is_few(lines: PayloadColumn) -> bool:
-    """Return whether a batch has so few bytes that one array for several batches is built faster than one for each."""
+    """Return whether a batch is so small that its payloads are faster to convert together with those of other batches.
+    """
     return lines.index is None and not lines.raw and lines.nbytes < _MANY_BYTES
 
 

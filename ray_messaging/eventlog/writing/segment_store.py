@@ -86,16 +86,16 @@ class SegmentStore:
         return self._folder.segments()
 
     async def resume(self, taken: dict[str, tuple[int, int]]) -> None:
-        """Report to the server how far the segments go, because an earlier writer may have died before it did so.
+        """Tell the server what is already in files, because an earlier writer may have died before it did so.
 
-        Args: `taken` has, for each stream, the numbers of its messages and bytes in the segments.
+        Args: `taken` has, for each stream, how many of its messages and bytes are in files.
 
         Raises: Fenced if there is a newer writer.
         """
         await self.retry(lambda: self._log.note_resumed(self.epoch, taken))
 
     async def store(self, content: SegmentContent) -> Segment:
-        """Make a segment durable.
+        """Write a segment, one Parquet file of the log, and retry until it is on the disk. Return its description.
 
         Raises: Fenced if there is a newer writer; LogError if the write fails after `stop_retrying`.
         """

@@ -111,16 +111,16 @@ class StepFeed:
         self.position = StepPosition(handled, outside)
 
     def _move(self, position: StepPosition) -> bool:
-        """Set the log's position; return whether groups may soon have to wait for the log.
+        """Set the position up to which the log has read; return whether groups may soon have to wait for the log.
 
-        They may if many steps, or many bytes, are in no file yet, so that the server must keep their boxes.
+        They have to wait if too many steps, or too many bytes, are in no file yet: the server must keep these messages.
         """
         self.position = position
         steps, kept = position.handled - self._held, sum(self._sizes.values())
         return steps >= max(1, self._settings.lag // 4) or 2 * kept > self._settings.lag_bytes
 
     async def written(self, position: StepPosition) -> None:
-        """Move the log's hold to a position whose rows are in files, so that the server can remove the boxes."""
+        """Tell the server that all rows up to a position are in files, so that it can remove these steps' messages."""
         if position.handled > self._held:
             await self._reader.retry(partial(self._store.hold, HOLD, position.handled))
             self._held = position.handled
@@ -226,10 +226,10 @@ class StepFeed:
     async def _frames(
         self, box: str, covers: list[Cover], after: str, step: int | None = None
     ) -> tuple[list[BoxFrame], FrameHearers]:
-        """Return the frames of a box that are valid according to its covers, and their hearers.
+        """Return the valid frames of a box, and whom their broadcasts reach. A box has what one mailbox reads in a step.
 
-        Args: Reading begins after the entry `after`. `step` is the step of the wanted frames (None: frames from
-        outside).
+        Args: `covers` says whose frames are valid. Reading begins after the entry `after`. `step` is the step in which
+        the frames were sent (None: they come from outside of steps).
         """
         named = {(cover.group, cover.sent, cover.attempt) for cover in covers}
         frames: list[BoxFrame] = []

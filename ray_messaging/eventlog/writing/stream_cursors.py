@@ -106,9 +106,9 @@ class StreamCursors:
         return False
 
     def _advance(self, item: LogItem, messages: int) -> None:
-        """Move the cursor of a stream past an entry whose rows are all in the log now.
+        """Record that all rows of a stream's entry are in the log.
 
-        Args: `messages` is the number of the entry's messages, which is added to the stream's mark.
+        Args: `messages` is the number of messages in the entry. It is added to what the log has taken from the stream.
         """
         if item.stream not in self.cursors:
             return  # the stream was dropped during the read
@@ -182,7 +182,10 @@ class Waiters:
         self._asked = asyncio.Event()
 
     async def reach(self, goals: Iterable[Goal]) -> None:
-        """Wait until all goals are reached. A goal is a function that says whether the log has certain rows."""
+        """Wait until the log has certain rows.
+
+        Each goal is a function that returns whether the log has the rows that the goal stands for.
+        """
         missing = [goal for goal in goals if not goal()]
         if not missing:
             return

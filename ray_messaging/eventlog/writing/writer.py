@@ -45,7 +45,7 @@ _BUSY_S = 0.2  # how long a read blocks while a file is being written and the ne
 
 
 async def _always_known() -> bool:
-    """Return True, which means that the log on the server is the log of this run."""
+    """Return True: a log without such a check is taken to be the log of this run."""
     return True
 
 
@@ -219,7 +219,12 @@ class LogWriter:
         return True
 
     def stats(self) -> dict[str, Any]:
-        """Return numbers of rows and segments, the open segment's size, the lag, and `error` (None: there is none)."""
+        """Return how much is in the log, how many seconds it is behind, and what went wrong.
+
+        `rows` and `segments` (closed files) count what is in the log; `open_rows` and `open_bytes` are in no closed
+        file yet. `lag_s` is how far the log is behind. `error` is a text, or None if the log is written without
+        trouble.
+        """
         return {
             "rows": self.rows,
             "segments": len(self._segments.closed),
@@ -277,11 +282,11 @@ class LogWriter:
         return max(0.0, min(_BLOCK_S, max(due, _BUSY_S) if self._busy else due))
 
     async def _take(self, rows: pa.RecordBatch | None, move: Callable[[], bool], missing: str = "") -> None:
-        """Add rows of streams, or all rows of a step, to the log (None: there are no rows).
+        """Add rows to the log, and write a file when enough rows wait.
 
-        Args: `move` moves the position in the streams or steps past the rows, and returns whether the server waits for
-        a file with the rows. It is called right after the rows are added, without an await in between. `missing` says
-        which messages are missing among the rows ("": none).
+        Args: `rows` are rows of streams, or all rows of a step (None: there are none). `move` is called right after the
+        rows are added: it records that they were read, and returns whether the server waits for a file with them.
+        `missing` says which messages are missing among the rows ("": none).
         """
         for text in (*self._reader.hearers.lacking(), *([missing] if missing else ())):
             logger.error("the event log of %s is not complete: %s", self.exp_id, text)

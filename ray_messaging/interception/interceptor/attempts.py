@@ -21,14 +21,15 @@ def attempt_of(key: str) -> Attempt | None:
 
 
 class StepAttempts:
-    """The latest attempt of each group that has asked for verdicts, with the changes that it made in rules' tables.
+    """The latest attempt of each group at a step, with the changes that it made in the state of rules.
 
-    These changes are a layer on top of the tables. When a group begins another attempt at the same step, the layer of
-    the earlier attempt is dropped. When the group begins the next step, the layer is merged into the tables. While a
-    batch waits for slow rules, it has a layer of its own, which is not saved. So if the interceptor dies, its successor
-    judges the batch anew. `kept` has, for each group, the step and the number of the attempt to which the group's saved
-    layer belongs. `answers` has, for each group, the keys of the interceptor's answers to its batches, as far as they
-    belong to its latest attempt at its latest step.
+    If a group runs a step again, it does so in a new attempt. The changes of an attempt are a layer on top of the
+    rules' tables: a new attempt at the same step drops the layer, and the group's next step merges it into the tables.
+    While a batch waits for slow rules, it has a layer of its own, which is not saved. So if the interceptor dies, its
+    successor judges the batch anew.
+
+    `kept` has, for each group, the step and the number of the attempt whose layer is saved. `answers` has, for each
+    group, the keys of the interceptor's answers to the batches of the latest attempt.
 
     Args: `tables` returns the tables of the rules that judge messages, by name. `restored` is called with the names of
     tables from which a layer was dropped. `begun` is called with each new attempt, and with the keys of answers that

@@ -40,10 +40,10 @@ _NOTHING = encode_snapshot(RuleSnapshot(0))
 class RuleDelegation:
     """Numbered snapshots of the rules, for messagers that apply the rules themselves.
 
-    The server checks a snapshot's number as it checks epochs. The number is on the server before a messager gets the
-    snapshot. A call that changes the rules returns after the server has a higher number. So from then on no message
-    passes by old rules, however long ago a messager got them. All numbers are above the interceptor's epoch. So the
-    server can tell a messager whether the rules or the interceptor have changed.
+    With each send, the server checks the number of the sender's snapshot. A number is on the server before a messager
+    gets the snapshot. A call that changes the rules returns after the server has a higher number, and from then on no
+    message passes by old rules. All numbers are above the interceptor's epoch (the number of its start), so the server
+    can tell a messager whether the rules or the interceptor have changed.
     """
 
     def __init__(self, rules: RuleSet, epoch: int, publish: PublishSnapshot | None, versions: RuleVersions) -> None:
@@ -90,7 +90,7 @@ class RuleDelegation:
     # -- revoking -------------------------------------------------------------------------------------------------
 
     def notice_changes(self) -> None:
-        """Call `restart` if the rules have changed since the last call."""
+        """Revoke the snapshots of the rules that messagers have, if the rules have changed since the last call."""
         if self._rules.now is not self._seen or self._count_changes() != self._changes:
             self.restart()
 

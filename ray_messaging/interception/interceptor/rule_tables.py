@@ -112,11 +112,16 @@ class Table(MutableMapping[Key, V], Generic[V]):
     # -- layers ---------------------------------------------------------------------------------------------------
 
     def begin_layer(self) -> None:
-        """Begin to record the changes of a batch, which `end_layer` puts into a layer."""
+        """Begin to record which entries a batch changes, so that the changes can be undone later.
+
+        `end_layer` ends the record.
+        """
         self._journal = {}
 
     def end_layer(self, group: str, *, done: bool) -> bool:
-        """Put the recorded changes into a layer of a group. Return whether there are any changes.
+        """End the record that `begin_layer` began, and keep its changes as changes of `group`, which can be undone.
+
+        Return whether there are any changes.
 
         Args: `done` says that all verdicts on the batch are known. Then the changes are saved together with the
         verdicts, because no later interceptor judges the batch again. Otherwise a later interceptor judges it anew, so
@@ -148,7 +153,7 @@ class Table(MutableMapping[Key, V], Generic[V]):
             self._merge(layer, _BASE)
 
     def drop(self, layer: Layer) -> bool:
-        """Undo the changes of a layer; return whether there were any.
+        """Undo the changes that a group made in the table; return whether there were any.
 
         Args: `layer` is the name of a group, or (name,) for the changes by the group's batch on which some verdicts are
         still missing.
@@ -190,7 +195,7 @@ class Table(MutableMapping[Key, V], Generic[V]):
             self._unsaved.add((layer, key))
 
     def _show(self, key: Key, layers: Mapping[Layer, Change]) -> None:
-        """Set an entry of the table to the value that follows from the changes of all layers."""
+        """Compute an entry of the table anew from the changes of all groups."""
         value = reduce(_joined, layers.values())
         if isinstance(value, list) and value:
             self._values[key] = _kept(value[0])

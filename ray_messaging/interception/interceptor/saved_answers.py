@@ -32,7 +32,11 @@ class RuleProgress(msgspec.Struct, array_like=True, frozen=True):
 
 
 class AnswerRecord(msgspec.Struct, array_like=True, frozen=True):
-    """An answer to a batch, and the progress of each message that the answer defers, by the message's number."""
+    """The interceptor's answer to a batch, as it is saved on the server.
+
+    `paused` has the messages that still wait for a slow rule, by their number, each with how far the rules have judged
+    it.
+    """
 
     answer: bytes
     paused: dict[int, RuleProgress] = {}
@@ -141,7 +145,10 @@ class SavedAnswers:
         return self.keep(key, *self.unsafe[key], sender=sender) if known is None and key in self.unsafe else known
 
     def _answer(self, key: str) -> bytes | None:
-        """Return an answer that has changed a count, with this interceptor's epoch in place of an earlier one's."""
+        """Return a saved answer that has changed a count, or None if there is none with this key.
+
+        The answer of an earlier interceptor gets the epoch of this one.
+        """
         data = self._counted.get(key)
         if data is None:
             return None

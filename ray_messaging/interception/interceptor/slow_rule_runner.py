@@ -114,7 +114,10 @@ class SlowRuleRunner:
             self.start(Judging(key, message, so_far, rules, sections, passed=passed, asked=next(sections)))
 
     def _sections(self, deferred: Deferred) -> Sections:
-        """Apply the slow rule that a message has reached, and the rules after it."""
+        """Let a message's slow rule judge it, then apply the rules after it.
+
+        Yield each slow rule with the messages it must judge; the caller sends the rule's verdicts back.
+        """
         message, so_far, (rule, *then), _ = deferred
         assert isinstance(rule, SlowRule)
         verdicts = yield rule, [message]
@@ -150,10 +153,10 @@ class SlowRuleRunner:
     # -- judging --------------------------------------------------------------------------------------------------
 
     async def _run(self, judging: Judging) -> bytes:
-        """Judge messages by all rules that are left, and save the verdict; return the encoded answer.
+        """Let the remaining rules judge messages, and save the verdicts; return the encoded answer to the sender.
 
-        The answer for a single message outside of steps is b"". If the verdict cannot be saved, the answer defers all
-        rows, so that the sender asks again.
+        A single message outside of steps gets b"", because its sender reads the verdict later. If the verdicts cannot
+        be saved, the answer says that all rows still wait, so that the sender asks again.
         """
         try:
             while judging.asked is not None:
@@ -304,9 +307,9 @@ class SlowRuleRunner:
         return [row for row, key in enumerate(keys) if not self.knows(key)]
 
     async def wait(self, batch: Batch) -> BatchVerdict:
-        """Return the verdicts on a batch once some row has a verdict, or after PATIENCE_S.
+        """Return the verdicts on waiting messages once one of them has a verdict, or after PATIENCE_S seconds.
 
-        Rows without a verdict are deferred.
+        Rows without a verdict are marked as deferred, so that the sender asks again.
         """
         unknown = self.unknown(batch)
         for low in range(0, len(unknown), _SLICE):
@@ -344,7 +347,7 @@ class SlowRuleRunner:
     # -- ending -----------------------------------------------------------------------------------------------------
 
     def begun(self, attempt: Attempt) -> None:
-        """Stop judging the batches of a group's earlier attempts at steps, because a new attempt has begun."""
+        """Stop judging batches from a group's earlier attempts at steps, because it has begun another attempt."""
         for judging in [*self.running.values()]:
             if judging.attempt is not None and judging.attempt.group == attempt.group and judging.attempt != attempt:
                 self._cancel(judging)

@@ -57,7 +57,7 @@ class StateWriter:
         self._closed = False
 
     def keep(self, answers: Mapping[str, bytes]) -> "asyncio.Future[None]":
-        """Write answers together with the tables as they are now.
+        """Write answers to the server, together with the rules' state as it is now.
 
         The returned future is done when both are on the server.
         """
@@ -75,7 +75,7 @@ class StateWriter:
         return done
 
     def attach(self, answers: Mapping[str, bytes]) -> None:
-        """Add answers to the next write of the tables, because both must reach the server together."""
+        """Add answers to the next write of the rules' state, because both must reach the server together."""
         if self._store is not None:
             self._answers.update(answers)
 
@@ -86,7 +86,7 @@ class StateWriter:
             self._dropped.add(table)
 
     def forget(self, answers: Sequence[str]) -> None:
-        """Let the next write to the server delete these answers."""
+        """Delete these saved answers from the server with the next write."""
         if self._store is not None:
             self._forget += answers
 
@@ -101,7 +101,10 @@ class StateWriter:
         return self._store is not None and any(table.changed for table in self._tables.values())
 
     def renew(self) -> "asyncio.Future[None]":
-        """Write all state again, because the server has lost some. The returned future is done when all is written."""
+        """Write all state of the rules again, because the server has lost some of it.
+
+        The returned future is done when all of it is on the server.
+        """
         if self._store is not None:
             self._note_loss()
         return self.keep({})
@@ -173,9 +176,9 @@ class StateWriter:
         self._forget += self._writing.forget
 
     async def _write(self) -> None:
-        """Write the changes of the tables, and the answers, that wait to be written.
+        """Write the changed state of the rules, and the waiting answers, to the server.
 
-        While the server cannot be reached, retry, because the tables' changes cannot be undone.
+        While the server cannot be reached, retry, because the changes cannot be undone.
         """
         assert self._store is not None
         while True:

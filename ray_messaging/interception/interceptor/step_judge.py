@@ -68,7 +68,7 @@ class RuleReviewer:
         self._interceptor.gate.set(-1)
 
     def stop(self) -> None:
-        """From now on, let batches of any step be judged."""
+        """Let batches of any step be judged from now on, because no step ends any more."""
         self._interceptor.gate.set(math.inf)
 
     async def resume(self, number: int, state: bytes | None, *, ended: bool) -> None:
@@ -82,9 +82,9 @@ class RuleReviewer:
         self._load(tables)
 
     async def begin(self, number: int, *, ended: bool = True) -> None:
-        """Let a step be judged.
+        """Let messages of a step be judged.
 
-        If the StepSupervisor has closed the previous step (`ended`), first end that step's round.
+        If the previous step has ended for all groups (`ended`), first begin a new round of the rules.
         """
         if ended:
             await self._interceptor.end_step(number - 1, self._violations)
@@ -175,5 +175,5 @@ class RuleReviewer:
                 rule.restored()
 
     def _note_first(self, rule: StepRule) -> Fields:
-        """Return the state that a rule had at the first call for this rule. That call records the state."""
+        """Return the state of a rule before its first judgement of a step, so that the step can be judged again."""
         return self._first.setdefault(id(rule), (rule, {} if rule.state is None else rule.state.dump()))[1]

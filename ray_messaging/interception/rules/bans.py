@@ -117,10 +117,9 @@ class Ban(Rule):
         return found
 
     def _before_bans(self, batch: Batch) -> Iterator[NDArray[np.intp]]:
-        """Yield the rows in parts. A part has the next rows of each sender, up to a row after which a ban may begin.
+        """Yield the batch's rows in parts, so that a ban takes effect between two parts.
 
-        Only the rows of a part, and one more row of each sender, are looked at, because a sender with many rows may
-        need many parts.
+        Within a part, no sender can be banned before the last row that it has in this part.
         """
         waiting: dict[AgentId | None, list[int]] = {}
         for row, sender in enumerate(batch.from_ids.tolist()):

@@ -1,4 +1,4 @@
-"""A rule that asks a language model behind an OpenAI-compatible endpoint."""
+"""A rule that asks a language model behind an OpenAI-compatible endpoint for its verdicts."""
 
 import asyncio
 import importlib
