@@ -169,7 +169,9 @@ def has_ended(folder: "Folder") -> bool:
 
 
 def unended(folder: "Folder") -> str | None:
-    """Return advice if the run's record has no end for the last start; otherwise, or without a record, return None.
+    """Return advice if the run in this folder may still be running or was killed, so that its last rows are missing.
+
+    None: the run has recorded its end, or the folder has no record of a run.
 
     Raises: the same errors as `read_run`.
     """

@@ -86,9 +86,9 @@ class BarredPairs:
         return len(self._places) + len(self._senders)
 
     def rows(self, batch: Batch, pairs: PairRows, room: int) -> NDArray[np.intp]:
-        """Return the rows of a batch that are blocked, ascending.
+        """Return the numbers, ascending, of the rows that the rule blocks.
 
-        Pairs are added to the cache as long as it has at most `room` entries.
+        What the rule decides on a pair is cached, as long as the cache has at most `room` entries.
         """
         if batch.from_ids.kinds is not None:
             return np.flatnonzero(self.check.bars(batch.from_ids, batch.to_ids))
@@ -167,7 +167,10 @@ class Intersections:
         return known[2]
 
     def rows(self, rule: Rule, check: PairCheck, batch: Batch, pairs: PairRows) -> NDArray[np.intp]:
-        """Return the rows that a rule's check blocks. The batch must have all pairs of its broadcasts."""
+        """Return the rows that a rule blocks by the ids of sender and hearer.
+
+        The batch must have a row for every hearer of its broadcasts.
+        """
         # The audience of all agents has no version, and its pairs may change at any time.
         if not pairs.audience.version:
             return np.flatnonzero(check.bars(batch.from_ids, batch.to_ids))

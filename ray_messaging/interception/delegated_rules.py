@@ -121,10 +121,10 @@ class DelegatedRules:
         self._unreported += messages
 
     def heard(self, lane: LaneClient, number: int, asked_at: float, batch: Batch) -> None:
-        """Handle the interceptor's answer about a batch.
+        """Note that the interceptor has answered about a batch, and request its rules if the answer offers them.
 
         Args: `asked_at` is the loop time when the messager asked the interceptor about this batch. `number` is the
-        number of the snapshot that the answer offers (0: none).
+        number of the rule snapshot that the answer offers (0: none).
         """
         # The delegated rules have passed this batch before, but the server has refused it. Now the interceptor counts
         # it.

@@ -173,8 +173,8 @@ class LaneClient(FrameProtocol):
     async def ask(self, request: bytes, kind: int = JUDGE) -> bytes:
         """Send a request and return its answer; raise OSError if the connection is lost.
 
-        Args: `kind` is the kind of the request. The answer to `WAIT`, about deferred rows, arrives when there are
-        verdicts, or after PATIENCE_S.
+        Args: `kind` is the kind of the request. The answer to `WAIT`, about messages that wait for a slow rule, arrives
+        when there are verdicts, or after PATIENCE_S seconds.
         """
         if not self.alive:
             raise ConnectionResetError("the verdict lane, the socket to the interceptor, is closed")

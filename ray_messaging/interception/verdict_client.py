@@ -62,7 +62,7 @@ class VerdictClient:
         raise NotImplementedError
 
     async def wait(self, batch: Batch) -> BatchVerdict:
-        """Return the verdicts on deferred rows when there are some, or after PATIENCE_S.
+        """Return the verdicts on rows that wait for slow rules, once there are some, or after PATIENCE_S seconds.
 
         Raises the errors of `judge`.
         """
@@ -157,7 +157,7 @@ class LocalVerdictClient(VerdictClient):
         return self._last[1]
 
     async def wait(self, batch: Batch) -> BatchVerdict:
-        """Return the verdicts on deferred rows when there are some, or after PATIENCE_S."""
+        """Return the verdicts on rows that wait for slow rules, once there are some, or after PATIENCE_S seconds."""
         answer = self._interceptor.answer(batch, patient=True)
         return decode_verdicts(answer if isinstance(answer, bytes) else await answer).batch_verdict(batch.rows)
 

@@ -101,7 +101,7 @@ def _end(view: View, first: int, wanted: int) -> int:
 
 
 class _Reach:
-    """The agents that could have been influenced so far. `found` has for each step a table of the new agents."""
+    """The agents that a message could have influenced so far. `found` has for each step a table of the new agents."""
 
     def __init__(self, view: View) -> None:
         self.found: list[pa.Table] = []

@@ -75,7 +75,7 @@ class View(NamedTuple):
 
     @property
     def closed(self) -> int:
-        """Return the position after the last row of the segments."""
+        """Return the position after the last row that is in a file."""
         return self.segments[-1].first_row + self.segments[-1].rows if self.segments else 0
 
     @property

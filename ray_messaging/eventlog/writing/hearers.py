@@ -135,7 +135,8 @@ class BroadcastHearers:
         return found
 
     async def of_frames(self, frames: Iterable[bytes]) -> "FrameHearers":
-        """Load the edges that are needed to find the hearers of the broadcasts in some frames."""
+        """Load what is needed to find the hearers of the broadcasts in some frames; return an object that finds them.
+        """
         found: dict[_Key, Edges | None] = {}
         for frame in filter(is_folded, frames):
             try:

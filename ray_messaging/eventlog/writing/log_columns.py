@@ -58,7 +58,7 @@ class LoggedPart(NamedTuple):
 
 
 class _Run(NamedTuple):
-    """Several parts that were joined to one sequence of rows, and each part's first row and number of rows.
+    """Log rows of several batches, joined to one sequence, with each batch's first row and number of rows.
 
     `fates` is an int if all rows have the same fate.
     """

@@ -131,7 +131,7 @@ class StepFeed:
         await self._store.drop_hold(HOLD)
 
     def ask(self) -> Callable[[], bool]:
-        """Ask for all messages of sealed steps, and all messages from outside, that the server has now.
+        """Ask for all messages of steps that have ended for all groups, and all messages from outside, on the server now.
 
         Returns: a function that returns whether the log has these messages.
         """
@@ -158,9 +158,10 @@ class StepFeed:
                 await task_health.end(self._news)
 
     async def _wait(self, news: str) -> None:
-        """Wait for news of a step after the stream id `news`, or until `ask` is called.
+        """Wait until something new has happened in a step, or until `ask` is called.
 
-        If `ask` ends the wait, the next call continues the same request for news.
+        Args: `news` is the id of the last event that was seen, in the server's stream of events of steps. If `ask` ends
+        the wait, the next call continues the same request to the server.
         """
         if self._news is None:
             waiting = self._reader.retry(partial(self._store.wait, news, STEP_NEWS_TIMEOUT_S))
@@ -226,7 +227,7 @@ class StepFeed:
     async def _frames(
         self, box: str, covers: list[Cover], after: str, step: int | None = None
     ) -> tuple[list[BoxFrame], FrameHearers]:
-        """Return the valid frames of a box, and whom their broadcasts reach. A box has what one mailbox reads in a step.
+        """Return the valid frames of a box (what one mailbox reads in a step), and whom their broadcasts reach.
 
         Args: `covers` says whose frames are valid. Reading begins after the entry `after`. `step` is the step in which
         the frames were sent (None: they come from outside of steps).
@@ -281,9 +282,10 @@ class StepFeed:
     ) -> LoggedPart | None:
         """Return the rows of a frame for the log, or None if there are none.
 
-        Broadcasts that were amended for all their hearers are left out, because log notes have these rows already.
+        Broadcasts that rules for whole steps have changed for all their hearers are left out: log notes have these
+        rows.
 
-        Args: `amendments` are the amendments of the frame's broadcasts.
+        Args: `amendments` are batches of such changes to the frame's broadcasts.
         """
         mailbox, _, at = box.rpartition("@")
         try:
@@ -372,9 +374,9 @@ class Earlier:
                     self._rules |= dict.fromkeys(keys[np.frombuffer(why.rows, "<u4")].tolist(), (why.rule, why.reason))
 
     def kept_in(self, part: LoggedPart, keys: NDArray[np.int64]) -> LoggedPart:
-        """Return a part with changed messages, after adding to its note the payloads that the agents had sent.
+        """Return messages that a rule for whole steps has changed, with the payloads that the agents had sent.
 
-        If the note names no rule for a message, the rule that rewrote the message earlier is added to the note.
+        If the log note of a message names no rule, the rule that rewrote the message earlier is added.
 
         Args: `keys` has the key of each row, by which the rewrites of its message are found.
         """

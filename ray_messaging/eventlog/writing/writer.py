@@ -319,9 +319,9 @@ class LogWriter:
         return self._write_task is not None and not self._write_task.done()
 
     async def _save(self, *, closed: bool) -> None:
-        """Begin to write the open segment as soon as no file is being written.
+        """Begin to write the rows that are in no file yet, as soon as no other file is being written.
 
-        With `closed`, the next segment is opened.
+        With `closed`, later rows go into the next file.
         """
         async with self._rotating:
             if self._busy:

@@ -11,7 +11,7 @@ from ray_messaging.model.batch import Attempt
 
 
 def attempt_of(key: str) -> Attempt | None:
-    """Return the attempt at a step that is named in the key of an answer to a batch, or None.
+    """Return the attempt at a step to which a saved answer belongs, or None if its key names none.
 
     See `saved_answers.key_of`.
     """
@@ -65,7 +65,7 @@ class StepAttempts:
         return [key for key, found in asked if found != self._latest[found.group]]
 
     def keeps(self, key: str) -> bool:
-        """Return whether a key is that of an answer to a batch of a group's latest attempt at its latest step."""
+        """Return whether the key is that of an answer to a batch of the group's latest attempt at a step."""
         found = attempt_of(key)
         return found is not None and key in self.answers.get(found.group, ())
 
@@ -117,6 +117,6 @@ class StepAttempts:
             self.kept[group] = place
 
     def end_step(self) -> None:
-        """Merge all layers into the tables. All groups have closed the step, so no attempt can be dropped any more."""
+        """Make the changes of all attempts at a step final, because the step has ended for all groups."""
         for table in self._tables().values():
             table.settle()

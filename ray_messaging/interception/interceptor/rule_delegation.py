@@ -165,7 +165,7 @@ class RuleDelegation:
         If the rules change before the number is published, or if the server refuses the number, return the answer that
         no rules are delegated.
 
-        Args: `stretch` is the factor for the intervals of reports, which the snapshot contains.
+        Args: `stretch` is the factor by which messagers make the intervals between their reports longer.
         """
         # The rules have changed since `answer` was called. The older snapshot must be revoked first.
         if self._outdated:

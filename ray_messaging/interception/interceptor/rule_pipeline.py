@@ -104,9 +104,11 @@ class RulePipeline:
                 self.take(rule, found)
 
     def run(self, rules: Sequence[Rule], passed: tuple[str, ...] = ()) -> None:
-        """Apply rules in order, after the rules that the batch has passed before.
+        """Apply rules to the batch, in order.
 
-        Messages for slow rules are deferred.
+        Messages that a slow rule must judge are put aside as deferred, with the rules that are left.
+
+        Args: `passed` has the names of the rules that the batch has passed before.
         """
         for _ in self.judge(rules, passed):
             pass
@@ -125,9 +127,9 @@ class RulePipeline:
         return {**found, **(barred or {})}
 
     def _barred(self, rule: Rule, pairs: PairRows) -> Mapping[int, Verdict] | None:
-        """Return verdicts that block the rows whose pair a rule blocks by ids alone.
+        """Return the verdicts of a rule that judges pairs of sender and hearer by their ids alone: a block for each barred row.
 
-        None: the rule has no check of pairs by ids.
+        Return None if the rule has no such check.
         """
         if self._intersections is None:
             return None

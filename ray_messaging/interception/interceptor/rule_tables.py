@@ -203,10 +203,9 @@ class Table(MutableMapping[Key, V], Generic[V]):
             self._values.pop(key, None)
 
     def _begin_change(self, key: Key, after: list[Any]) -> None:
-        """Record a change of an entry, before it is made.
+        """Record a change of an entry before it is made, so that it can be undone if a group runs its step again.
 
-        While a layer is being recorded, the entry's earlier value is kept for that layer. Otherwise the change is
-        recorded below all layers.
+        Between `begin_layer` and `end_layer`, the entry's earlier value is recorded. Any other change cannot be undone.
 
         Args: `after` has the entry's new value, or is empty if the entry is to be removed.
         """

@@ -85,7 +85,7 @@ def _head(batch: Batch) -> str:
 
 
 def record(answer: bytes, deferred: Iterable[Deferred]) -> bytes:
-    """Return a packed `AnswerRecord` of an answer, with the progress of the messages that the answer defers."""
+    """Return an answer as packed bytes, together with how far the rules have judged each message that still waits."""
     return AnswerRecord(
         answer, {_number(each.message, 0): RuleProgress(each.passed, each.so_far) for each in deferred}
     ).pack()

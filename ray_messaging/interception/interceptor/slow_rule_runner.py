@@ -171,9 +171,9 @@ class SlowRuleRunner:
         return b""
 
     def advance(self, judging: Judging, verdicts: Sequence[Verdict] | None = None) -> None:
-        """Go on with a slow rule's verdicts, up to the next slow rule or to the end.
+        """Continue to judge messages, up to the next slow rule or to the end.
 
-        At the beginning `verdicts` is None.
+        Args: `verdicts` are those of the slow rule that was asked last (None: no rule was asked yet).
         """
 
         def judge() -> bool:

@@ -33,10 +33,10 @@ class StateStore(Protocol):
 
 
 class StateWriter:
-    """Writer that saves the rules' tables, and the interceptor's answers, in a store. It makes one write at a time.
+    """Writer that saves the rules' state, and the interceptor's answers, on the server. It makes one write at a time.
 
-    Changes that are made during a write go into the next write. Without a store nothing is written, and every write
-    counts as done.
+    Changes that are made during a write go into the next write. If there is no `store`, nothing is written, and every
+    write counts as done.
     """
 
     def __init__(self, store: StateStore | None, tables: dict[str, Table[Any]], epoch: int) -> None:

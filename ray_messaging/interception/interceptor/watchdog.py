@@ -108,7 +108,7 @@ class RunningRule:
 
 @coroutine
 def watched(watch: RunningRule, rule: Rule, begin: Callable[[], Awaitable[T]]) -> Generator[Any, Any, T]:
-    """Await what `begin` returns. Between two awaits, `rule` is recorded as the rule that runs."""
+    """Await what a rule's function returns, and let the watchdog know that `rule` runs whenever its code does."""
     steps = watch.run(rule, lambda: _awaited(begin()))
     step: Callable[[], Any] = partial(next, steps)
     while True:

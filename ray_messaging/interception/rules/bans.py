@@ -289,9 +289,10 @@ class EdgeBan(Ban):
         super().__init__(check, after, name)
 
     def pair_check(self) -> PairCheck | None:
-        """Return a check of banned pairs of sender and hearer if a broadcast is judged as one message, otherwise None.
+        """Return a check that bars the banned pairs of sender and hearer, or None.
 
-        Without the check of pairs, a broadcast that is judged as one message would still reach banned receivers.
+        Without it, a broadcast that the rule judges as one message would still reach hearers that the sender may not
+        write to. None: the rule judges each pair of a broadcast, and needs no such check.
         """
         if self.judges_broadcasts == "pair":
             return None

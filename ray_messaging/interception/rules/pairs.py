@@ -112,7 +112,7 @@ class PairIndex:
         return to_id is None or self._receivers.add((0, to_id))
 
     def candidates(self, from_ids: IdColumn, to_ids: IdColumn) -> list[int]:
-        """Return the rows, ascending, that may be among the pairs."""
+        """Return the numbers, ascending, of the rows that may match a pair. No other row matches one."""
         if self._everybody or len(from_ids) <= FEW_ROWS:
             return list(range(len(from_ids)))
         sender = from_ids.values.view(np.uint64) * _SPREAD_FROM
