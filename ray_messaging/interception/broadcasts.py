@@ -65,11 +65,11 @@ def once_each(batch: Batch, rows: PairRows) -> Batch:
 
 
 class BarredPairs:
-    """A cache of the pairs of sender and hearer that a rule's check blocks in one version of an audience.
+    """A cache of the pairs of sender and hearer that a rule blocks in one version of an audience.
 
-    The check judges a sender's pairs only once, at the sender's first broadcast, unless the cache was full then. A
-    blocked pair is stored as the index of its hearer among the sender's hearers. Senders whose ids are not ints are not
-    cached.
+    The rule's check judges a sender's pairs only once, at the sender's first broadcast, unless the cache was full then.
+    A blocked pair is stored as the index of its hearer among the sender's hearers. Senders whose ids are not ints are
+    not cached.
     """
 
     def __init__(self, check: PairCheck) -> None:
@@ -119,12 +119,12 @@ class BarredPairs:
     def _learn(
         self, senders: NDArray[np.int64], pairs: PairRows, found: NDArray[np.intp], new: NDArray[np.intp], room: int
     ) -> None:
-        """Add the blocked pairs of new senders to the cache, each sender once.
+        """Add the blocked pairs of senders that are new in the cache, each sender once.
 
         If there is not enough room for all of them, add none.
 
-        Args: `found` has the blocked rows, and `new` the broadcasts of senders that are not in the cache. `room` is the
-        most entries that the cache may have then.
+        Args: `found` has the blocked rows, and `new` the broadcasts of the new senders. `room` is the most entries that
+        the cache may have afterwards.
         """
         new = new[np.unique(senders[new], return_index=True)[1]]
         new = new[~np.isin(senders[new], self._senders)]

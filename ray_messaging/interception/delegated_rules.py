@@ -97,7 +97,7 @@ class DelegatedRules:
 
     @property
     def held(self) -> bool:
-        """Return whether this sender has a valid snapshot of the rules."""
+        """Return whether this sender has a snapshot of the rules that it may use."""
         return self._passing is not None
 
     @property

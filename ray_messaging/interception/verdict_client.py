@@ -69,7 +69,7 @@ class VerdictClient:
         return await self.judge(batch)
 
     async def pass_whole(self, broadcasts: Batch) -> BatchVerdict | None:  # noqa: ARG002 - for subclasses
-        """Return a verdict that passes broadcasts to all their hearers, or None if there may be rules."""
+        """Return a verdict that lets broadcasts pass to all their hearers; None if rules may have to judge them."""
         return None
 
     @property
@@ -78,7 +78,7 @@ class VerdictClient:
         return False
 
     async def outdated(self, *, successor: bool) -> None:  # noqa: ARG002 - for subclasses
-        """Drop this client's verdicts, because the server has answered that they are no longer valid.
+        """Forget the rules and connections that this client uses, because the server has refused its verdicts.
 
         Args: `successor` says that another interceptor has taken over, and that the earlier one must not be asked
         again.
@@ -137,7 +137,7 @@ class PassAll(VerdictClient):
         return BatchVerdict(epoch=NOBODY)
 
     async def pass_whole(self, broadcasts: Batch) -> BatchVerdict | None:
-        """Return a verdict that blocks nothing."""
+        """Return a verdict that blocks nothing, because there is no interceptor."""
         return await self.judge(broadcasts)
 
 
@@ -167,7 +167,8 @@ class LocalVerdictClient(VerdictClient):
         return not self._interceptor.rules.now
 
     async def pass_whole(self, broadcasts: Batch) -> BatchVerdict | None:
-        """Return a verdict that passes broadcasts to all their hearers, or None if there are rules."""
+        """Return a verdict that lets broadcasts pass to all their hearers; None if there are rules that must judge them.
+        """
         # This call makes the interceptor use the rules of the batch's step.
         await self.judge(broadcasts.take(np.zeros(0, np.intp)))
         return None if self._interceptor.rules.each else await self.judge(broadcasts)
@@ -275,7 +276,7 @@ class RemoteVerdictClient(VerdictClient):
         return (await self._verdicts(batch, with_payload=False, patient=True)).batch_verdict(batch.rows)
 
     async def pass_whole(self, broadcasts: Batch) -> BatchVerdict | None:
-        """Return a verdict that passes broadcasts to all their hearers, or None if there are rules."""
+        """Return a verdict that lets broadcasts pass to all their hearers; None if rules may have to judge them."""
         rules = self._delegated_rules
         if rules is None:
             return None
@@ -309,7 +310,7 @@ class RemoteVerdictClient(VerdictClient):
     async def _ask(self, request: bytes, *, patient: bool) -> bytes:
         """Return the interceptor's answer to a request; raise Closed if the experiment has ended.
 
-        Args: `patient` says that the request is about deferred rows, whose answer waits for verdicts.
+        Args: `patient` says that the request is about rows that wait for slow rules, so the answer waits for verdicts.
         """
         lane = self._lane
         limit_s = self._timeout_s + (PATIENCE_S if patient else 0.0)
@@ -330,7 +331,7 @@ class RemoteVerdictClient(VerdictClient):
             raise
 
     async def _ask_anew(self, request: bytes, *, patient: bool) -> bytes:
-        """Ask over a lane that is opened anew, or by a Ray call if it cannot be opened."""
+        """Ask over a new connection to the interceptor, or by a Ray call if there can be none."""
         if asyncio.get_running_loop().time() < self._by_ray_until:
             return bytes(await self._handle.forward_batch.remote(request, patient, **self._options))
         async with self._opening:  # several requests may find at the same time that the lane is lost
@@ -378,7 +379,7 @@ class RemoteVerdictClient(VerdictClient):
         return self._lane
 
     def _drop(self, lane: LaneClient) -> None:
-        """Drop a lane, unless another lane has replaced it."""
+        """Drop a connection to the interceptor, unless another one has replaced it."""
         lane.close()
         if self._lane is lane:
             self._lane = None

@@ -39,11 +39,11 @@ class Labelled(msgspec.Struct, array_like=True, frozen=True):
 class VerdictReply(msgspec.Struct, array_like=True, frozen=True):
     """The interceptor's reply about one batch.
 
-    `epoch` is the interceptor's epoch, or the number of the rule snapshot that has passed the batch. If `judged` is
-    False, nothing was decided, because the rules need payloads: the next request must contain them. `wants_payload`
-    says whether later batches must contain payloads. `deferred` are the rows (uint32) that wait for a slow rule.
-    `snapshot` is the number of the rule snapshot that is valid and can be requested, or 0 if there is none (see
-    `rule_snapshot`).
+    `epoch` is the interceptor's epoch (the number of its start), or the number of the rule snapshot by which the sender
+    itself has passed the batch. If `judged` is False, nothing was decided, because the rules need payloads: the next
+    request must contain them. `wants_payload` says whether later batches must contain payloads. `deferred` are the rows
+    (uint32) that wait for a slow rule. `snapshot` is the number of the rule snapshot that is valid and can be
+    requested, or 0 if there is none (see `rule_snapshot`).
     """
 
     epoch: int

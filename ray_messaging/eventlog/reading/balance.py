@@ -196,7 +196,7 @@ def _check_sends(records: NDArray[Any]) -> tuple[NDArray[np.uint64], NDArray[np.
 
 
 def _with_equal_positions(records: NDArray[Any]) -> NDArray[np.uint64]:
-    """Return the hashes of messages whose rows are from the same place of a stream. There should be none."""
+    """Return the hashes of messages whose rows claim the same place in a stream, which only a fault can cause."""
     records = records[np.argsort(records["place"])]
     same = records["place"][1:] == records["place"][:-1]
     return np.concatenate([records["message"][1:][same], records["message"][:-1][same]])

@@ -241,7 +241,7 @@ class Filters:
     def limited(self, limit: int | None, *, loose: bool) -> "Filters":
         """Return a copy of these filters with another limit.
 
-        In a `loose` copy a broadcast matches for any wanted recipient, because its row has no recipient.
+        In a `loose` copy, a broadcast's row matches whatever recipients are wanted, because the row names no recipient.
         """
         made = copy(self)
         made._loose, made.limit = loose, limit

@@ -95,7 +95,7 @@ def scan(
         text: Return typed payloads as JSON text instead.
         raw: If there is no limit, leave texts dictionary-encoded, and leave `position` out.
 
-    Raises: LogError with the path of a damaged segment.
+    Raises: LogError with the path of a damaged file.
     """
     left = filters.limit
     if left == 0:
@@ -264,7 +264,7 @@ class _Reader:
 
 
 def groups_with(file: ds.ParquetFileFragment, wanted: Mapping[str, Sequence[str]]) -> list[int]:
-    """Return the row groups that may have a wanted str.
+    """Return the row groups of a Parquet file that may have a wanted text in each column of `wanted`.
 
     The groups' statistics are read here, because Arrow ignores the statistics of dictionary columns.
     """

@@ -188,7 +188,7 @@ def first_difference(mine: Iterable[pa.Table], theirs: Iterable[pa.Table]) -> Di
 
 
 def _first(found: Sequence[Unequal]) -> Difference:
-    """Return the difference that comes first in canonical order."""
+    """Return the difference whose message comes first, in the order that is the same in all runs."""
     mine, theirs = min(found, key=lambda pair: min(_place(row) for row in pair if row is not None))
     first = mine or theirs
     assert first is not None
@@ -199,12 +199,12 @@ def _first(found: Sequence[Unequal]) -> Difference:
 def beside(
     mine: Iterable[pa.Table], theirs: Iterable[pa.Table]
 ) -> tuple[dict[int, Counter[bool]], Iterator[tuple[int, Rows, Rows]]]:
-    """Compare the beginnings of two logs, and return the later messages of both, step by step.
+    """Compare two logs: skip the beginnings in which they are equal, and return the rest step by step.
 
-    Messages from outside are left out. Equal rows at the beginning are compared many at a time.
+    Messages from outside of steps are left out.
 
-    Returns: for each step, the numbers of blocked and of other messages at the beginning, which are equal in both logs;
-    and an iterator over the later steps, with the messages of each log.
+    Returns: for each step, how many of the skipped messages were blocked (True) and how many were not (False); and an
+    iterator over the later steps, with the messages of each log.
     """
     equal: defaultdict[int, Counter[bool]] = defaultdict(Counter)
     before: _Message = None

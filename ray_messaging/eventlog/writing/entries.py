@@ -47,8 +47,8 @@ NOTHING = DecodedEntry(None, 0)
 def decode_entry(item: LogItem, hearers_of: HearersOf = lambda _: None) -> DecodedEntry:
     """Decode an entry that contains a frame.
 
-    Messages of a step are left out, because they are read from the step's boxes. Messages of a mailbox are left out if
-    the log stream has a note about them, which is logged instead.
+    Messages of a step are left out, because the log reads them from the step itself. Messages of a mailbox are left out
+    if the log stream has a note about them, which is logged instead.
 
     Args: `hearers_of` is a function that returns the hearers of a batch's rows, or None if the rows are not broadcasts.
 
@@ -77,9 +77,9 @@ def decode_entry(item: LogItem, hearers_of: HearersOf = lambda _: None) -> Decod
 
 
 def delivered(batch: Batch, entry: str, mailbox: str, hearers: Hearers | None = None) -> LoggedPart | None:
-    """Return the rows of a mailbox's frame that were delivered and that no rule changed; None if there are none.
+    """Return the rows of a mailbox's frame that were delivered as they were sent; None if there are none.
 
-    The other rows have a note in the log stream, which says what rules did with them.
+    The rows that a rule changed are left out, because the log stream has a note about them.
     """
     part = LoggedPart(batch, None, entry, mailbox, DELIVERED, hearers=hearers) if len(batch) else None
     if part is None or batch.noted is None:

@@ -37,11 +37,11 @@ Retry = Callable[[Callable[[], Awaitable[Any]]], Awaitable[Any]]
 
 
 class Hearers(NamedTuple):
-    """The hearers of each row of some broadcasts.
+    """The agents of one mailbox that hear each row of some broadcasts.
 
-    `agents` is the digest of the mailbox's set of agents, and `pairs` the number of hearers of each row. If a row is in
-    `kept`, only some of the sender's hearers in the mailbox hear the row; `kept` has their places among all of these
-    hearers. If a row is not in `kept`, all of them hear it.
+    `agents` is the digest of all agents of the mailbox, and `pairs` the number of hearers of each row. The sender's
+    audience names agents of this mailbox. If a row is not in `kept`, all of these hear it. Otherwise `kept` has the
+    indices, among these, of the agents that hear it.
     """
 
     agents: str
@@ -58,9 +58,9 @@ HearersOf = Callable[[Batch], Hearers | None]
 
 
 def hearers_of(broadcasts: Batch, edges: Edges) -> Hearers:
-    """Return the hearers of broadcasts from a folded frame, in which one row stands for several hearers.
+    """Return whom broadcasts reach. In the frame, one row of a broadcast stands for all its hearers in a mailbox.
 
-    Args: `edges` has those pairs of the audience's version whose hearers are agents of the mailbox.
+    Args: `edges` has the pairs of sender and hearer in the audience's version, for the agents of this mailbox only.
 
     Raises: FrameError if the edges give another number of pairs than the frame.
     """
@@ -198,9 +198,11 @@ class BroadcastHearers:
             return None
 
     async def _of_a_mailbox(self, digest: bytes) -> AgentSet:
-        """Return the set of agents with a digest from the directory of mailboxes.
+        """Find the set of agents with a digest among the present and former agents of the mailboxes.
 
-        The frames that were written before the log began need this, because their senders stored no set.
+        Frames that were written before the log began need this, because their senders stored no set.
+
+        Raises: UnknownName if no mailbox has these agents.
         """
         for record in (await self._transport.load_directory(0)).changed:
             for agents in (*record.by_subtopic().values(), *record.former()):
@@ -244,7 +246,9 @@ class FrameHearers:
         return None
 
     def unamended(self, batch: Batch, amendments: Sequence[Batch]) -> Batch | None:
-        """Return the broadcasts of a batch that some hearers hear unchanged by amendments; None if there are none.
+        """Return the broadcasts of a batch that reach some hearers unchanged by rules for whole steps.
+
+        None: there are no such broadcasts.
 
         Args: `amendments` is what `amendments_of` returns for the batch.
         """

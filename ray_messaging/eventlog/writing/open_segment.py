@@ -28,7 +28,7 @@ _LEVELS = (64, 4_096)
 
 
 class SegmentContent(NamedTuple):
-    """The rows of a segment at some moment, and the stream cursors at the same moment."""
+    """The rows of the log that a file is to hold, and the positions up to which the streams were read then."""
 
     number: int
     table: pa.Table | None  # None: there are no rows
@@ -57,7 +57,8 @@ class OpenSegment:
         return self.rows >= rows or self.nbytes >= nbytes or self.rows * len(self._typed) >= CELLS
 
     def is_too_wide_for(self, batch: pa.RecordBatch | None) -> bool:
-        """Return whether some rows would give the segment too many columns. Then close it before they are added."""
+        """Return whether these rows would give the file too many columns, so that it must be closed before they are added.
+        """
         if batch is None or not self.rows:
             return False
         rows: int = self.rows + batch.num_rows
@@ -66,7 +67,7 @@ class OpenSegment:
     def add(self, batch: pa.RecordBatch | None) -> None:
         """Append rows, which wait to be stored in a file.
 
-        With None there are no rows, but cursors have moved, and wait to be stored.
+        None: there are no rows, but the positions in the streams have changed, and wait to be stored.
         """
         self._since = self._since or time.monotonic()
         if batch is None:

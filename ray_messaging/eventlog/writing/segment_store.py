@@ -33,9 +33,9 @@ _TAKE_OVER_S = 20.0
 
 
 class SegmentStore:
-    """Storage of one writer's segments, which are written one at a time. `closed` are the segments that are complete.
+    """Storage of one writer's segments (the Parquet files of the log), one at a time. `closed` are the complete ones.
 
-    The cursors of these segments are not kept in memory, because the next segment has the cursors of all streams again.
+    The positions in the streams are not kept for old segments, because the next segment has all of them again.
 
     Args: `writer` is the writer's name in the folder's account (see `FolderAccount`). `known` returns whether the
     server still knows the log of this run. `crash` is called at the points where tests crash the writer. `on_trouble`
@@ -130,7 +130,7 @@ class SegmentStore:
         self._crash("written")
 
     async def check_owner(self) -> None:
-        """Check that this writer owns the log; set `lost` if the server has lost the log.
+        """Raise an error unless this writer still owns the log; set `lost` if the server has lost the log.
 
         Raises: Fenced if there is a newer writer; ConnectionFailed if the server cannot be reached.
         """

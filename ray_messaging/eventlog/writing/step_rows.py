@@ -65,10 +65,10 @@ _TEXT_BYTES = 2**30
 class StepFeed:
     """Reader of the messages of an experiment's steps. It passes their rows to the event log.
 
-    The messages that were sent in a step are read when the step is sealed, even if they are delivered in a later step.
-    The log sets a hold on the server, so that the server keeps the boxes until their rows are in a file.
+    The messages that were sent in a step are read when the step has ended for all groups, even if they are delivered in
+    a later step. The server keeps the messages until their rows are in a file, because this reader asks it to.
 
-    `position` is the log's position in the steps.
+    `position` says up to which step the messages are in the log.
 
     Args: `reader` reads the experiment's streams. `take` is `LogWriter._take`. Its argument `missing` is a
     text about missing messages, if the groups have counted other numbers of messages in a step than the log has;
@@ -98,7 +98,10 @@ class StepFeed:
         self._news: asyncio.Task[News] | None = None
 
     async def begin(self, position: StepPosition | None) -> None:
-        """Register the log's hold, and go on after the newest segment's `position` (None: there is no segment)."""
+        """Begin to read the steps after `position` (None: no step is in a file), and make the server keep them.
+
+        If the server has kept less than the files say, the server decides.
+        """
         progress = await self._store.progress()
         held = progress.holds.get(HOLD)
         handled, outside = position or self.position
@@ -127,11 +130,11 @@ class StepFeed:
             self._sizes = {step: nbytes for step, nbytes in self._sizes.items() if step > self._held}
 
     async def end(self) -> None:
-        """Remove the log's hold from the server, which then need not keep boxes for the log."""
+        """Let the server remove messages of steps without waiting for the log."""
         await self._store.drop_hold(HOLD)
 
     def ask(self) -> Callable[[], bool]:
-        """Ask for all messages of steps that have ended for all groups, and all messages from outside, on the server now.
+        """Ask for all messages of steps that have ended for all groups, and from outside, that the server has now.
 
         Returns: a function that returns whether the log has these messages.
         """
@@ -176,7 +179,7 @@ class StepFeed:
             done.result()
 
     async def _pass_on_sealed(self, sealed: int) -> None:
-        """Pass the rows of each step up to the last sealed one to the log."""
+        """Pass the messages of each step that has ended for all groups, up to the step `sealed`, to the log."""
         listed = self.position.handled
         for step in range(listed + 1, sealed + 1):
             if step > listed:
@@ -208,9 +211,11 @@ class StepFeed:
             await self._take(rows, partial(self._move, StepPosition(handled, outside)), "")
 
     async def _parts(self, box: str, step: int, covers: list[Cover]) -> list[tuple[LoggedPart, bool]]:
-        """Return the parts of a box that are logged together with a step.
+        """Return the rows of a box (what one mailbox reads in one step) that belong to a step in the log.
 
-        Each part comes with a bool, which says whether the part consists of changes that rules for whole steps made.
+        Each part comes with a bool, which says whether it has changes that rules for whole steps made.
+
+        Args: `covers` says whose frames in the box are valid.
         """
         if _step_of(box) == step:
             return [(part, False) for part in self._fresh(box, *await self._frames(box, covers, _START))]
@@ -327,7 +332,8 @@ class StepFeed:
 
 
 def _amendments(frames: Sequence[BoxFrame], step: int) -> dict[int, list[Batch]]:
-    """Return how the supervisor of the steps has changed broadcasts in a box, by the index of the broadcasts' frame."""
+    """Return how rules for whole steps have changed broadcasts, as {index of the frame with the broadcasts: changes}.
+    """
     made = [(frame, batch_of(frame, step)) for frame in frames if frame.tag.group == SUPERVISOR]
     changes = [batch for frame, batch in made if amends(frame, batch)]
     folded: dict[int, Batch] = {}
@@ -358,9 +364,9 @@ def _superseded(parts: Sequence[LoggedPart], changed: Sequence[LoggedPart]) -> l
 
 
 class Earlier:
-    """The rewrites that rules for single messages made: for each message, its original payload and the rule.
+    """The changes that rules for single messages made to payloads: for each message, its original payload and the rule.
 
-    Args: `parts` are all parts of a step, each with the keys of its rows.
+    Args: `parts` are all messages of a step, in parts, each with a key for each row.
     """
 
     def __init__(self, parts: Iterable[tuple[LoggedPart, NDArray[np.int64]]]) -> None:

@@ -104,7 +104,10 @@ class StreamReader:
             yield done, record_batch(self.exp_id, parts) if parts else None
 
     def _take(self, item: LogItem, hearers_of: HearersOf) -> Iterator[tuple[LoggedPart | None, WrittenEntry]]:
-        """Yield the rows of an entry in pieces. The `WrittenEntry` of the last piece says that all rows are there."""
+        """Yield the rows of an entry in pieces, each with a `WrittenEntry`, which says up to which row the entry is done.
+
+        For an entry without rows, yield None with its `WrittenEntry`.
+        """
         entry, begin = self.begun.pop(item.stream, ("", 0))
         try:
             part, messages = decode_entry(item, hearers_of) if item.frame else NOTHING

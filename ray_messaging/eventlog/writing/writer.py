@@ -352,7 +352,7 @@ class LogWriter:
             self._waiters.fail(self._stuck())
 
     def _take_content(self, *, closed: bool) -> SegmentContent:
-        """Return the content of the open segment, to be written. With `closed`, the next segment is opened."""
+        """Return the rows that are in no file yet, to be written. With `closed`, later rows go into the next file."""
         content = self._open.content(self._streams, None if self._feed is None else self._feed.position)
         if closed:
             self._full, self._open = self._open, OpenSegment(content.number + 1, self.rows)

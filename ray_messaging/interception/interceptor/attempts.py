@@ -50,7 +50,9 @@ class StepAttempts:
         self._latest: dict[str, Attempt] = {}
 
     def load(self, answers: Iterable[str]) -> list[str]:
-        """Read the latest attempts from `kept`, and from the keys of all answers, after both were loaded.
+        """Read the latest attempt of each group at a step from what an earlier interceptor has saved.
+
+        Args: `answers` has the keys of all saved answers.
 
         Returns: the keys of the answers that are no longer valid.
         """
@@ -72,7 +74,7 @@ class StepAttempts:
     def enter(self, attempt: Attempt) -> bool:
         """Begin an attempt at a step, unless it has begun already.
 
-        Return False if the group has begun a later attempt.
+        Return False if the group has begun a later attempt, otherwise True.
         """
         group, before = attempt.group, self._latest.get(attempt.group)
         if before is not None and attempt <= before:
@@ -96,7 +98,7 @@ class StepAttempts:
         return True
 
     def note(self, attempt: Attempt, judge: Callable[[], bool]) -> None:
-        """Call `judge`, and put the changes that it makes in tables into the layer of an attempt at a step.
+        """Call `judge`, and record which changes it makes in the rules' state, so that a later attempt can undo them.
 
         Args: `judge` returns True if all verdicts on the batch are known, and False if the batch waits for a slow rule.
         """

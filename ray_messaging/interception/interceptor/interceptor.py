@@ -171,14 +171,14 @@ class Interceptor:
         return None if self.gate.begun >= step < self.versions.first else self.in_force(step)
 
     async def in_force(self, step: int) -> None:
-        """Wait until batches of a step may be judged, then use the rules that are to judge the step."""
+        """Wait until batches of a step may be judged, then make the interceptor use the rules for this step."""
         await self.gate.until(step)
         await self.versions.apply(step)
 
     def _answer_in_step(self, batch: Batch, attempt: Attempt, *, patient: bool) -> bytes | Awaitable[bytes]:
         """Answer a request about a batch of a step.
 
-        If slow rules do not decide in time, the answer defers all rows of the batch, and the sender asks again.
+        If slow rules do not decide in time, the answer says that all rows of the batch wait, and the sender asks again.
 
         Args: with `patient`, the answer waits longer for slow rules.
         """
@@ -203,7 +203,7 @@ class Interceptor:
         return self.deferral(rows)
 
     def deferral(self, rows: int) -> bytes:
-        """Return the answer that defers all `rows` rows of a batch, because they wait for slow rules."""
+        """Return the answer which says that all `rows` rows of a batch still wait for slow rules."""
         return self.encode(BatchVerdict(deferred=set(range(rows))), rows)
 
     async def forward(self, from_id: AgentId | None, to_id: AgentId | None, message: object) -> bool:
@@ -294,7 +294,7 @@ class Interceptor:
             verdict.add(pipeline.verdict if whole else pipeline.verdict.moved(dict(enumerate(rows.tolist()))))
 
     def answer_of(self, judging: Judging) -> tuple[bytes, bytes]:
-        """Return the answer to a batch of a step, and the record of the answer for the server.
+        """Return the answer to a batch of a step, and the same answer in the form in which it is saved on the server.
 
         Both are valid until the group's next attempt or step.
         """
@@ -395,7 +395,7 @@ class Interceptor:
         return tables | {VIOLATIONS: len(self.violations), ANSWERS: self._answers.nbytes}
 
     def load(self, tables: Mapping[str, Mapping[bytes, bytes]], answers: Mapping[str, bytes], *, merge: bool) -> None:
-        """Load the tables and packed answers of an earlier interceptor.
+        """Load the rules' state and the saved answers of an earlier interceptor.
 
         With `merge`, rules also keep their present entries.
         """

@@ -43,8 +43,8 @@ class Answer(Protocol):
     def __call__(self, request: memoryview, *, patient: bool) -> bytes | Awaitable[bytes | Parts]:
         """Return the answer to a request for verdicts, as bytes or as an awaitable.
 
-        A `patient` request is about deferred rows, and its answer waits for verdicts. The memory of the request is
-        valid during this call only.
+        A `patient` request is about rows that wait for slow rules, and its answer waits for verdicts. The memory of the
+        request is valid during this call only.
         """
 
 
@@ -172,7 +172,8 @@ class _LanePeer(FrameProtocol):
             self.refuse("too many bytes of requests that have only begun")
 
     def _hold(self, size: int) -> bool:
-        """Count the bytes of an incomplete request. Return False if all callers together have too many bytes."""
+        """Count the bytes of a request that has only begun. Return False if the requests of all callers have too many.
+        """
         change, self._held = size - self._held, size
         self._server.held_bytes += change
         return change <= 0 or self._server.held_bytes <= HELD_BYTES

@@ -61,7 +61,7 @@ class RuleDelegation:
         self.restart()
 
     def restart(self) -> None:
-        """Start again with the current rules, and revoke earlier snapshots."""
+        """Take the rules as they are now, give them a new number, and revoke the snapshots that messagers have."""
         self.number = new_epoch(self.number)
         self._seen: tuple[Rule, ...] = self._rules.now
         self._delegated = self._rules.each
@@ -79,7 +79,7 @@ class RuleDelegation:
 
     @property
     def offer(self) -> int:
-        """Return the number of the snapshot that is valid or can be requested, or 0 if there is no snapshot."""
+        """Return the number of the snapshot of the rules that messagers can request now, or 0 if there is none."""
         if not self.enabled:
             return 0
         self.notice_changes()

@@ -148,7 +148,7 @@ class Table(MutableMapping[Key, V], Generic[V]):
         return found
 
     def settle(self, group: str | None = None) -> None:
-        """Merge the layer of a group (None: all layers) into the entries."""
+        """Make the changes of a group (None: of all groups) final, so that they cannot be undone any more."""
         for layer in [*self._laid] if group is None else [group]:
             self._merge(layer, _BASE)
 
@@ -178,7 +178,11 @@ class Table(MutableMapping[Key, V], Generic[V]):
             self._take_off(key, layer)
 
     def _make_final(self, key: Key, layers: dict[Layer, Change], of: list[Layer]) -> None:
-        """Move changes of the entry `key` from the layers `of` into the entry itself, layer by layer in this order."""
+        """Make changes of an entry final, so that they cannot be undone, in the order of `of`.
+
+        Args: `layers` has the entry's changes by layer (the changes of one group), and `of` the layers to take them
+        from.
+        """
         for layer in of:
             layers[_BASE] = _joined(layers[_BASE], layers.pop(layer))
             self._laid[layer].discard(key)
@@ -242,13 +246,13 @@ class Table(MutableMapping[Key, V], Generic[V]):
 
     @property
     def changed(self) -> bool:
-        """Return whether there are changes since the last call of `changes`."""
+        """Return whether an entry has changed since the last call of `changes`."""
         return self._cleared or bool(self._touched) or bool(self._unsaved)
 
     def changes(self) -> TableChanges | None:
         """Return the changes since the last call, as fields of a Redis hash, or None if there are none.
 
-        The change that a layer makes to an entry has its own field, whose name is the JSON object {group: key}.
+        A group's change that may still be undone has its own field, whose name is the JSON object {group: key}.
         """
         if not self.changed:
             return None
@@ -280,7 +284,7 @@ class Table(MutableMapping[Key, V], Generic[V]):
         return changes
 
     def dump(self) -> Fields:
-        """Return all entries, with the changes of all layers, as fields of a Redis hash."""
+        """Return all entries as fields of a Redis hash, with all changes, even those that may still be undone."""
         return {_encode(key): _encode(value) for key, value in self._values.items()}
 
     def load(self, fields: Mapping[bytes, bytes], *, merge: bool = False) -> None:
@@ -315,7 +319,7 @@ def _change(before: list[Any], after: list[Any]) -> Change | None:
 
 
 def _joined(earlier: Change, later: Change) -> Change:
-    """Join two successive changes of one entry to one change."""
+    """Return one change of an entry that has the effect of two successive changes."""
     if isinstance(later, list):
         return later
     if isinstance(earlier, list):

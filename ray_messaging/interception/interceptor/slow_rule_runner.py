@@ -245,7 +245,10 @@ class SlowRuleRunner:
     # -- resuming messages that an earlier interceptor deferred -----------------------------------------------------
 
     def _resume(self, batch: Batch) -> None:
-        """Continue each message or broadcast from its saved progress. Messages with equal progress go on together."""
+        """Continue to judge each message or broadcast of a batch, after the rules that have already judged it.
+
+        Messages that have passed the same rules are judged together.
+        """
         pairs = pair_rows(batch)
         batch = batch if pairs is None else once_each(batch, pairs)
         groups: dict[tuple[str, ...], tuple[list[int], BatchVerdict]] = {}

@@ -92,12 +92,12 @@ class StateWriter:
 
     @property
     def behind(self) -> bool:
-        """Return whether the server lacks some changes of the tables."""
+        """Return whether the server lacks some changes of the rules' state."""
         return self.changed or (self._task is not None and not self._task.done())
 
     @property
     def changed(self) -> bool:
-        """Return whether the tables have changes that are in no write yet."""
+        """Return whether the rules' state has changes that are in no write yet."""
         return self._store is not None and any(table.changed for table in self._tables.values())
 
     def renew(self) -> "asyncio.Future[None]":

@@ -72,9 +72,10 @@ class RuleReviewer:
         self._interceptor.gate.set(math.inf)
 
     async def resume(self, number: int, state: bytes | None, *, ended: bool) -> None:
-        """Begin a step after the StepSupervisor has restarted, with the `state` that rules had after the previous step.
+        """Begin a step again after a restart, with the state that rules had after the previous step.
 
-        Args: `ended` says whether the StepSupervisor has closed the previous step.
+        Args: `state` is that state, as `dump` has encoded it (None: rules have no state). `ended` says whether all
+        groups have ended the previous step.
         """
         tables, violations = ({}, []) if state is None else _decode(state)
         self._violations = dict(violations)
@@ -162,9 +163,9 @@ class RuleReviewer:
         return _encode((tables, list(violations.items()))) if tables or violations else None
 
     def _load(self, tables: Tables) -> None:
-        """Load the tables of a `dump` into the rules.
+        """Give the rules the state that `dump` has saved.
 
-        A rule that was inserted later begins with the state that it had then.
+        A rule that was inserted after the save begins with the state that it had at its insertion.
         """
         self._first = {id(rule): self._first[id(rule)] for rule in self._rules() if id(rule) in self._first}
         for rule in self._rules():

@@ -105,10 +105,10 @@ class Ban(Rule):
         return found
 
     def _in_parts(self, batch: Batch, exp_id: str) -> dict[int, Verdict]:
-        """Apply the check to a batch in several parts. The check may keep counts.
+        """Return the verdicts on a batch, to which the check is applied part by part, because it may keep counts.
 
-        After the message that begins a ban, the check must not count further messages of the ban's key. So in each part
-        only the last row of a key can begin a ban. Each sender's rows stay in order.
+        After the message that begins a ban, the check must not count further messages of the banned sender or pair. So
+        a part ends for a sender at a message that may begin a ban. Each sender's rows stay in order.
         """
         found: dict[int, Verdict] = {}
         for rows in self._before_bans(batch):
@@ -143,9 +143,10 @@ class Ban(Rule):
             left = [rows for rows in left if rows]
 
     def _at_once(self, batch: Batch, exp_id: str) -> dict[int, Verdict]:
-        """Return the verdicts on a batch, to which the check is applied as a whole.
+        """Return the verdicts on a batch: the check's verdicts, and blocks for the rows of banned senders or pairs.
 
-        Then look at the rows that the check blocks, or whose key may be banned.
+        The check judges, in one call, all rows that are not banned yet. If a row begins a ban, the later rows of the
+        same sender or pair are blocked, too.
         """
         found = self._banned_rows(batch)
         rest, rows = batch, np.arange(len(batch))
@@ -170,9 +171,9 @@ class Ban(Rule):
         return found | verdicts | (self._banned_rows(batch, begins) if begins else {})
 
     def _banned_rows(self, batch: Batch, begins: Mapping[Any, int] | None = None) -> dict[int, Verdict]:
-        """Return verdicts that block the rows with banned keys.
+        """Return verdicts that block the rows whose sender, or pair of sender and receiver, is banned.
 
-        `begins` has the row that began a ban; then only rows after it are blocked.
+        If `begins` is given, it has the row that began each ban, and only rows after that row are blocked.
         """
         rows: dict[int, str] = {}
         for row in self._index.candidates(batch.from_ids, batch.to_ids):
@@ -189,7 +190,10 @@ class Ban(Rule):
         return key is not None and bool(self.state.get(key, 0) >= self.after)
 
     def _count(self, key: Any) -> bool:  # noqa: ANN401 - an id, or a pair
-        """Count a violation of a key; return whether it begins a ban."""
+        """Count a violation; return whether it begins a ban.
+
+        Args: `key` is the sender, or the pair of sender and receiver, that may be banned.
+        """
         if key is None:
             return False
         count = self.state[key] = self.state.get(key, 0) + 1
