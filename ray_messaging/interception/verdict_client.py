@@ -167,8 +167,7 @@ class LocalVerdictClient(VerdictClient):
         return not self._interceptor.rules.now
 
     async def pass_whole(self, broadcasts: Batch) -> BatchVerdict | None:
-        """Return a verdict that lets broadcasts pass to all their hearers; None if there are rules that must judge them.
-        """
+        """Return a verdict that lets broadcasts pass to all their hearers; None if there are rules to judge them."""
         # This call makes the interceptor use the rules of the batch's step.
         await self.judge(broadcasts.take(np.zeros(0, np.intp)))
         return None if self._interceptor.rules.each else await self.judge(broadcasts)

@@ -135,7 +135,9 @@ class BroadcastHearers:
         return found
 
     async def of_frames(self, frames: Iterable[bytes]) -> "FrameHearers":
-        """Load what is needed to find the hearers of the broadcasts in some frames; return an object that finds them.
+        """Load what is needed to find the hearers of the broadcasts in some frames.
+
+        Returns: an object that finds the hearers.
         """
         found: dict[_Key, Edges | None] = {}
         for frame in filter(is_folded, frames):

@@ -256,8 +256,7 @@ def _notes(run: _Run) -> tuple[pa.Array, pa.Array, pa.Array]:
 
 
 def extension_columns(batches: Sequence[Batch]) -> dict[str, pa.Array]:
-    """Return, by name, the columns of facts that only some batches have, such as the step and the broadcast's audience.
-    """
+    """Return, by name, the columns of facts that only some messages have, such as the step or the audience."""
     counts = [len(batch) for batch in batches]
     if all(batch.extension is None for batch in batches):
         return {name: nulls(sum(counts), SCHEMA.field(name).type) for name in OF_EXTENSIONS}

@@ -107,8 +107,7 @@ def _text_column(payloads: Sequence[PayloadColumn]) -> pa.LargeStringArray:
 
 
 def _is_few(lines: PayloadColumn) -> bool:
-    """Return whether a batch is so small that its payloads are faster to convert together with those of other batches.
-    """
+    """Return whether a batch is so small that its payloads are best converted together with those of others."""
     return lines.index is None and not lines.raw and lines.nbytes < _MANY_BYTES
 
 

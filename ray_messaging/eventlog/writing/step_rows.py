@@ -332,8 +332,7 @@ class StepFeed:
 
 
 def _amendments(frames: Sequence[BoxFrame], step: int) -> dict[int, list[Batch]]:
-    """Return how rules for whole steps have changed broadcasts, as {index of the frame with the broadcasts: changes}.
-    """
+    """Return how rules for whole steps have changed broadcasts: {index of the broadcasts' frame: changes}."""
     made = [(frame, batch_of(frame, step)) for frame in frames if frame.tag.group == SUPERVISOR]
     changes = [batch for frame, batch in made if amends(frame, batch)]
     folded: dict[int, Batch] = {}

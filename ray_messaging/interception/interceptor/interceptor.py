@@ -166,8 +166,7 @@ class Interceptor:
         return answer if isinstance(answer, bytes) else await answer
 
     def before_step(self, step: int) -> Awaitable[None] | None:
-        """Return None if batches of a step can be judged now. Otherwise return an awaitable that ends when they can be.
-        """
+        """Return None if batches of a step can be judged now, otherwise an awaitable that ends when they can be."""
         return None if self.gate.begun >= step < self.versions.first else self.in_force(step)
 
     async def in_force(self, step: int) -> None:

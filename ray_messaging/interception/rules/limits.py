@@ -49,8 +49,7 @@ class RowsById(NamedTuple):
 
 
 def ranks(codes: NDArray[np.intp]) -> NDArray[np.intp]:
-    """Return, for each row, how many earlier rows have the same code. A code is the index of a row's id among all ids.
-    """
+    """Return, for each row, how many earlier rows have the same code, which stands for an id."""
     order = np.argsort(codes, kind="stable")
     ordered = codes[order]
     found = np.empty(len(codes), np.intp)

@@ -244,8 +244,7 @@ class Tracer:
     # -- sending --------------------------------------------------------------------------------------------------
 
     def open(self) -> AnySpans:
-        """Return the object that collects a new batch's spans. If the batch is not sampled, that object does nothing.
-        """
+        """Return the object that collects a new batch's spans. For a batch that is not traced, it does nothing."""
         parent = self._parent()
         return UNTRACED if parent is None else self._accept(parent, None)
 
