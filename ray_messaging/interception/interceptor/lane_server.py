@@ -172,7 +172,7 @@ class _LanePeer(FrameProtocol):
             self.refuse("too many bytes of requests that have only begun")
 
     def _hold(self, size: int) -> bool:
-        """Count the bytes of a request that has only begun. Return False if such requests of all callers have too many."""
+        """Count the bytes of a request that has only begun. Return False if all callers together have too many."""
         change, self._held = size - self._held, size
         self._server.held_bytes += change
         return change <= 0 or self._server.held_bytes <= HELD_BYTES
