@@ -345,7 +345,7 @@ def note_missing(folder: "Folder", writer: str, text: str) -> None:
 
 
 def forget_missing(folder: "Folder") -> None:
-    """Remove all descriptions of missing rows, because the segments are removed.
+    """Remove all descriptions of missing rows from the folder's account, because the log's files are removed.
 
     Raises OSError if the account cannot be written.
     """

@@ -35,7 +35,7 @@ _NOTHING = memoryview(b"")
 
 
 class LaneAddress(NamedTuple):
-    """The address of a lane, and the token that a caller sends when it opens a connection."""
+    """The address at which the interceptor gives verdicts, and the token that a caller sends to open a connection."""
 
     host: str
     port: int
@@ -148,7 +148,7 @@ class LaneClient(FrameProtocol):
 
     @classmethod
     async def open(cls, address: LaneAddress, timeout_s: float = OPENING_S) -> "LaneClient":
-        """Connect to the lane and send the token.
+        """Connect to the interceptor's socket for verdicts, and send the token.
 
         Raises: OSError if that fails; TimeoutError, which is also an OSError, if it takes longer than timeout_s or
         OPENING_S.

@@ -346,10 +346,10 @@ class RemoteVerdictClient(VerdictClient):
             raise
 
     async def _open(self) -> LaneClient | None:
-        """Open the actor's current lane; return None if that fails.
+        """Open a connection for verdicts to the interceptor's actor; return None if that fails.
 
-        The last lane is tried first. After the network was interrupted, the lane can be reached sooner than the actor,
-        because Ray pauses for long between its attempts to connect. If neither lane nor Ray answers, raise
+        The last address is tried first. After the network was interrupted, it can be reached sooner than the actor,
+        because Ray pauses for long between its attempts to connect. If neither this address nor Ray answers, raise
         TimeoutError, after which the caller tries again.
         """
         before = self._address
@@ -397,7 +397,7 @@ class RemoteVerdictClient(VerdictClient):
             self._delegated_rules.drop()
 
     async def close(self) -> None:
-        """Close the connection to the lane, and drop the delegated rules."""
+        """Close the connection for verdicts, and forget the rules that this client could apply itself."""
         if self._delegated_rules is not None:
             await self._delegated_rules.close()
         if self._lane is not None:

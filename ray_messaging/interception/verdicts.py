@@ -97,10 +97,7 @@ class BatchVerdict(msgspec.Struct, array_like=True):
         self.deferred |= other.deferred
 
     def moved(self, places: Mapping[int, int]) -> "BatchVerdict":
-        """Return these verdicts as verdicts on another batch.
-
-        Row i of this batch is row `places[i]` there.
-        """
+        """Return these verdicts as verdicts on another batch. Row i of this batch is row `places[i]` there."""
         return BatchVerdict(
             {place: self.blocked[row] for row, place in places.items() if row in self.blocked},
             {place: self.rewritten[row] for row, place in places.items() if row in self.rewritten},

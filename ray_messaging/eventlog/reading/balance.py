@@ -111,10 +111,11 @@ def _messages(part: pa.Table) -> NDArray[np.uint64]:
 
 
 def _records(part: pa.Table) -> tuple[NDArray[Any], NDArray[Any], NDArray[np.int64]]:
-    """Return, for some rows, records of their sends, records of their places in the streams, and counts of hearers.
+    """Return, for some rows: records of their sends, records of where they were read, and counts of hearers.
 
-    A place consists of the mailbox, the entry, the row, and whether the row is from a log note. The counts say, by
-    fate, how many hearers the rows represent beyond one per row.
+    A row was read from a mailbox, an entry of its stream, and a row in this entry; a flag says whether the entry was a
+    log note (which says what rules did with messages). The counts say, by fate, how many hearers the rows represent
+    beyond one per row.
     """
     part = part.combine_chunks()
     messages, mailboxes, entries = _messages(part), hashes(part["mailbox"]), hashes(part["entry"])

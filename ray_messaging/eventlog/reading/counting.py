@@ -80,7 +80,7 @@ def counts(
     """Count the rows that match the filters, by each of several sets of columns, in one pass.
 
     Args:
-        derive: A function that computes columns that are not stored, and adds them to a part of the log.
+        derive: A function that adds columns which are not stored, computed from the others, to some rows.
     """
     keys = [stored(grouping) for grouping in groupings]
     columns = dict.fromkeys(name if name in SCHEMA.names else "sent_at" for grouping in keys for name in grouping)

@@ -90,7 +90,7 @@ def check_columns(columns: object, known: Collection[str]) -> list[str]:
 
 
 def check_agent(name: str, value: object) -> AgentId:
-    """Return an id in canonical form; raise InvalidQuery if it is not a valid id."""
+    """Return an agent's id in the one form that the log uses; raise InvalidQuery if it is not a valid id."""
     try:
         return check_id(value)
     except InvalidAddress as error:

@@ -66,7 +66,7 @@ def _check_time() -> None:
 
 
 class View(NamedTuple):
-    """The data that a query reads: segments, and rows and collected data that are in no file yet."""
+    """The data that a query reads: the log's files, and rows and collected data that are in no file yet."""
 
     folder: Folder
     segments: Sequence[Segment]
@@ -132,7 +132,7 @@ def schemas(view: View, filters: Filters) -> Iterator[pa.Schema]:
 
 
 def datasets(view: View, filters: Filters) -> Iterator[ds.Dataset]:
-    """Yield datasets: the file of each segment that may match, then the tables of rows that are in no file yet.
+    """Yield datasets: each file of the log that may match, then the tables of rows that are in no file yet.
 
     There is a dataset for each file, because a dataset of several files would read files before they are needed.
     """
@@ -249,7 +249,7 @@ class _Reader:
         return list(dict.fromkeys([*(name for name in self._columns if name not in ends), *of_payloads, *ends]))
 
     def _finished(self, part: pa.Table) -> pa.Table:
-        """Return the rows of a part whose payloads match `contains`, with the payload columns that the result needs."""
+        """Return those rows whose payloads match `contains`, with the payload columns that the result needs."""
         typed, contains = typed_names(part.column_names), self._filters.contains
         if typed and (self._text or contains is not None):
             texts = texts_of(part)

@@ -56,9 +56,9 @@ def history(view: View, *, step: int) -> bytes:
 
 
 def _sums(view: View, *, step: int | slice) -> tuple[Counter[int], Counter[int]]:
-    """Return, by step, the number of messages, and the sum of their digests.
+    """Return, by step, the number of messages, and the sum of their hashes, from which the step's digest is made.
 
-    All rows are read, because messages from outside may be logged before the messages of earlier steps.
+    All rows are read, because messages from outside of steps may be logged before the messages of earlier steps.
 
     Raises: LogError if a file of the log is gone.
     """
@@ -99,7 +99,9 @@ def _rows(view: View, filters: Filters) -> Iterator[tuple[DigestRow, int]]:
 
 
 def _outside(part: pa.Table, expansion: Expansion) -> Iterator[tuple[DigestRow, int]]:
-    """Yield the messages from outside that were read in a step, each with the number of messages that it represents.
+    """Yield the messages from outside of steps that were read in a step, each with how many messages it stands for.
+
+    A broadcast may stand for several messages.
 
     Args: `part` has these messages in the order of their arrival.
     """
@@ -113,7 +115,7 @@ def _outside(part: pa.Table, expansion: Expansion) -> Iterator[tuple[DigestRow, 
 
 
 def _digest_row(row: dict[str, Any], expansion: Expansion) -> DigestRow:
-    """Return the fields of a row that the digest covers, in the form that groups use when they compute the digest."""
+    """Return the fields of a row that a step's digest covers, in the form from which groups compute the digest."""
     audience = None
     if row["audience"] is not None:
         found = expansion.audience_digest(row["audience"], row["audience_version"])
@@ -248,7 +250,7 @@ def _messages(own: pa.Table) -> Iterator[_Message]:
 
 
 def _last(part: pa.Table, before: _Message) -> _Message:
-    """Return the last message in a part that a group sent, or `before` if there is none."""
+    """Return the last message in some rows that a group sent, or `before` if there is none."""
     own = part.filter(pa.array(part["ordinal"].to_numpy() < FIRST_OUTSIDE))
     return next(_messages(own.slice(len(own) - 1))) if len(own) else before
 
@@ -332,7 +334,7 @@ def _asked(message_id: str) -> tuple[str, str]:
 
 
 def _place(row: LogRow) -> tuple[Any, ...]:
-    """Return the key that sorts rows into canonical order."""
+    """Return the key by which messages are sorted into the order that is the same in all runs."""
     return row.step, _rank(row.to_id), _rank(row.from_id), row.ordinal
 
 

@@ -90,9 +90,12 @@ def delivered(batch: Batch, entry: str, mailbox: str, hearers: Hearers | None = 
 
 
 def noted(batch: Batch, entry: str, note: LogNote, takers: list[int] | None) -> LoggedPart | None:
-    """Return the rows that a note describes, or None if there are none.
+    """Return the rows that a log note describes, or None if there are none.
+
+    A log note records which messages were blocked, rewritten, undeliverable or published.
 
     Args: `takers` has, for published messages, the number of clients that received each of them.
+
     Raises: FrameError if `takers` is needed and does not fit the rows.
     """
     fates = _fates(note, takers, len(batch))
@@ -119,7 +122,7 @@ def payload_bytes(part: LoggedPart) -> int:
 
 
 def pieces(part: LoggedPart, begin: int, limit: int) -> Iterator[tuple[LoggedPart, int]]:
-    """Yield a part's rows from `begin` on in pieces with at most `limit` bytes of payloads.
+    """Yield the rows for the log from `begin` on, in pieces with at most `limit` bytes of payloads.
 
     Each piece comes with the number of the row after its last one.
     """
@@ -142,7 +145,7 @@ def pieces(part: LoggedPart, begin: int, limit: int) -> Iterator[tuple[LoggedPar
 
 
 def without(part: LoggedPart, gone: NDArray[np.bool_]) -> LoggedPart | None:
-    """Return a part without the rows for which `gone` is True, or None if no row is left."""
+    """Return rows for the log without those for which `gone` is True, or None if no row is left."""
     stay = np.flatnonzero(~gone)
     if len(stay) == len(gone):
         return part
@@ -150,7 +153,7 @@ def without(part: LoggedPart, gone: NDArray[np.bool_]) -> LoggedPart | None:
 
 
 def _of_rows(part: LoggedPart, rows: NDArray[np.intp]) -> LoggedPart:
-    """Return a part with only some of its rows, in the given order."""
+    """Return only some of the rows that are to be logged, in the given order."""
     return LoggedPart(
         batch=part.batch.take(rows),
         rows=rows.astype(np.int32) if part.rows is None else part.rows[rows],
@@ -187,9 +190,10 @@ def _before(part: LoggedPart) -> tuple[Before, ...]:
 
 
 def chunks_of(parts: Iterable[tuple[LoggedPart | None, T]]) -> Iterator[tuple[list[LoggedPart], list[T]]]:
-    """Collect parts in chunks that fit the processor's cache; yield each chunk with the marks of its parts.
+    """Collect rows for the log in chunks that fit the processor's cache; yield each chunk with its marks.
 
-    A mark is any value that belongs to a part. A mark may come with None in place of a part.
+    A chunk is a list of parts, the rows of one stream entry each. A mark is any value that belongs to a part. A mark
+    may come with None in place of a part.
     """
     chunk: list[LoggedPart] = []
     marks: list[T] = []

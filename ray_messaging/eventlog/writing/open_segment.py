@@ -1,4 +1,4 @@
-"""The open segment: the newest rows of the log, in memory until the segment is full or old enough."""
+"""The newest rows of the log, in memory until there are enough for a file, or they are old enough to be written."""
 
 import time
 from typing import Any, NamedTuple
@@ -40,7 +40,7 @@ class SegmentContent(NamedTuple):
 
 
 class OpenSegment:
-    """The segment that is being filled. It collects rows in memory."""
+    """The rows that will be in the log's next file (the open segment). It collects them in memory."""
 
     def __init__(self, number: int, first_row: int) -> None:
         self.number = number
@@ -53,7 +53,7 @@ class OpenSegment:
         self._since: float | None = None
 
     def is_full(self, rows: int, nbytes: int) -> bool:
-        """Return whether the segment has so many rows, bytes or typed columns that it must be closed."""
+        """Return whether there are so many rows, bytes or typed columns that the file must be closed."""
         return self.rows >= rows or self.nbytes >= nbytes or self.rows * len(self._typed) >= CELLS
 
     def is_too_wide_for(self, batch: pa.RecordBatch | None) -> bool:
@@ -88,7 +88,7 @@ class OpenSegment:
             self._batches[-small:] = joined_rows(self._batches[-small:]).combine_chunks().to_batches()
 
     def age(self) -> float:
-        """Return how long, in seconds, rows or cursors have waited to be stored in a file; 0.0 if none wait."""
+        """Return for how many seconds rows, or positions in the streams, have waited for a file; 0.0 if none wait."""
         return 0.0 if self._since is None else time.monotonic() - self._since
 
     @property
@@ -97,7 +97,7 @@ class OpenSegment:
         return self._since is not None
 
     def table(self) -> pa.Table:
-        """Return the rows of the segment as a table. There must be at least one row."""
+        """Return the rows that were collected for the next file as a table. There must be at least one row."""
         return laid_out(joined_rows(self._batches))
 
     def content(self, streams: StreamCursors, steps: StepPosition | None) -> SegmentContent:

@@ -72,7 +72,7 @@ def _spread(columns: Sequence[pa.Array], rows: Sequence[NDArray[np.intp]], count
 
 
 def _columns_of(kind: Kind, payloads: Sequence[Payloads | None]) -> dict[str, pa.Array]:
-    """Build the columns of payloads that all have the same kind, in order."""
+    """Build the columns of payloads that all have the same columns and types, in order."""
     if not kind:
         return {TEXT: _text_column([each for each in payloads if isinstance(each, PayloadColumn)])}
     joined = TypedColumns.joined([each for each in payloads if isinstance(each, TypedColumns)])

@@ -1,4 +1,4 @@
-"""Durable storage of segments.
+"""Durable storage of segments, the Parquet files of the log.
 
 Once a segment is stored, the server may trim the streams. Failures are reported, and the call is repeated.
 
@@ -71,7 +71,7 @@ class SegmentStore:
         self._publishing = asyncio.Lock()  # only one file is published at a time
 
     async def take_over(self, epoch: int) -> Segment | None:
-        """Make this writer the folder's owner; return the newest segment, or None if there is none.
+        """Make this writer the folder's owner; return the newest segment (file of the log), or None if there is none.
 
         Raises: LogError if the folder cannot be used.
         """
@@ -266,7 +266,7 @@ async def with_folder_lock(folder: Folder, work: Callable[[], T], pause: Callabl
 
 
 def died_before_loss(exp_id: str, folder: Folder, segments: Sequence[Segment]) -> LogError:
-    """Build the error for a new writer that finds segments in the folder, but no streams on the server."""
+    """Build the error for a new writer that finds files of the log in the folder, but no streams on the server."""
     rows = sum(segment.rows for segment in segments)
     return LogError(
         f"the log's process died, and the server has lost the data of experiment {exp_id!r} (was it flushed, restored "

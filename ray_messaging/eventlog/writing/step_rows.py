@@ -197,7 +197,7 @@ class StepFeed:
             self._after = {box: entry for box, entry in self._after.items() if _step_of(box) > step + 1}
 
     async def _pass_on_outside(self, progress: Progress) -> None:
-        """Pass new messages from outside to the log, although no group has read them yet."""
+        """Pass new messages that were sent outside of steps to the log, although no group has read them yet."""
         parts: list[LoggedPart] = []
         handled, outside = self.position.handled, dict(self.position.outside)
         last = max(progress.latest, progress.sealed) + _AHEAD
@@ -273,7 +273,7 @@ class StepFeed:
         )
 
     def _fresh(self, box: str, frames: Sequence[BoxFrame], hearers_of: FrameHearers) -> list[LoggedPart]:
-        """Return the rows of frames from outside that are not in the log yet."""
+        """Return the rows of frames that were sent outside of steps, if the log does not have them yet."""
         left, parts = self.position.outside.get(box, 0), []
         for frame in frames:
             if left >= frame.rows:
@@ -346,10 +346,7 @@ def _amendments(frames: Sequence[BoxFrame], step: int) -> dict[int, list[Batch]]
 
 
 def _superseded(parts: Sequence[LoggedPart], changed: Sequence[LoggedPart]) -> list[LoggedPart]:
-    """Return the parts of a step, followed by `changed`: the parts with messages that rules for whole steps changed.
-
-    A message that was changed is left out of the other parts.
-    """
+    """Return the rows of a step, without those that rules for whole steps changed, and then the `changed` rows."""
     keys = message_keys([part.batch for part in (*changed, *parts)])
     found = np.split(keys, np.cumsum([len(part.batch) for part in (*changed, *parts)])[:-1])
     news, olds = found[: len(changed)], found[len(changed) :]
@@ -409,7 +406,7 @@ def _rows_and_fates(
 
 
 def _in_order(exp_id: str, parts: Sequence[LoggedPart]) -> pa.RecordBatch | None:
-    """Build the rows of some parts in canonical order; return None if there are none."""
+    """Build the rows of a step in the order that is the same in all runs; return None if there are no rows."""
     cut = [piece for part in parts for piece, _ in pieces(part, 0, PIECE_BYTES)]
     if not cut:
         return None
@@ -454,7 +451,7 @@ def _sent(parts: Sequence[LoggedPart]) -> Counter[str]:
 
 
 def _is_said(part: LoggedPart) -> bool:
-    """Return whether the rows of a part are broadcasts, or messages to single hearers of a broadcast."""
+    """Return whether the rows are broadcasts, or messages to single hearers of a broadcast."""
     return part.batch.extension is not None and part.batch.extension.audience is not None
 
 
@@ -490,9 +487,10 @@ def _text(counts: Counter[str]) -> str:
 
 
 def _by_step(boxes: Mapping[str, Sequence[Cover]]) -> dict[int, dict[str, list[Cover]]]:
-    """Group the covers of boxes, which list valid frames, by the step in which the frames' messages were sent.
+    """Group the records that say which frames are valid by the step in which the frames' messages were sent.
 
-    A cover of messages from outside belongs to the step in which they are read.
+    Each record is a cover, and `boxes` has the covers of each box (what one mailbox reads in one step). A cover of
+    messages from outside of steps belongs to the step in which they are read.
     """
     found: dict[int, dict[str, list[Cover]]] = {}
     for box, covers in boxes.items():

@@ -1,4 +1,4 @@
-"""Cursors of the streams that the log reads, the choice of the next read, and tasks that wait for rows."""
+"""The positions up to which the log has read the server's streams, the choice of the next read, and waiting tasks."""
 
 import asyncio
 from collections import deque
@@ -94,7 +94,7 @@ class StreamCursors:
             self._widening *= _WIDENING
 
     def move(self, done: Iterable[WrittenEntry]) -> bool:
-        """Move the cursors past entries whose rows are in the log now.
+        """Record that the rows of these entries are in the log, so that the next read begins after them.
 
         Returns: False, because the server does not wait for a file with these rows.
         """
@@ -140,7 +140,7 @@ class StreamCursors:
         return tuple(name for name in self._ended if self._done(name))
 
     def drop(self, names: tuple[str, ...]) -> None:
-        """Remove finished streams, with their cursors and marks."""
+        """Forget streams that have ended, and the positions in them."""
         for name in names:
             self.cursors.pop(name, None)
             self._seen.pop(name, None)

@@ -1,4 +1,4 @@
-"""Writer of the event log. It writes each message from the streams to a segment exactly once, despite crashes."""
+"""Writer of the event log. It writes each message from the streams to a file exactly once, despite crashes."""
 
 import asyncio
 import logging
@@ -101,7 +101,7 @@ class LogWriter:
         self._rotating = asyncio.Lock()
 
     async def start(self) -> None:
-        """Register the log on the server, and continue after the last segment.
+        """Register the log on the server, and continue after the last row that is in a file.
 
         Raises: LogError if the folder cannot be used; ConnectionFailed if the server cannot be reached.
         """
@@ -177,17 +177,20 @@ class LogWriter:
 
     @property
     def rows(self) -> int:
-        """Return the number of rows in the log, including rows that are not in a segment file yet."""
+        """Return the number of rows in the log, including rows that are not in a file yet."""
         return self._open.first_row + self._open.rows
 
     def snapshot(self) -> tuple[list[Segment], list[pa.Table], int]:
-        """Return the closed segments, tables of the later rows, and the number of rows in the closed segments."""
+        """Return all rows of the log: the closed files, tables of later rows, and the number of rows in these files."""
         tables = [each.table() for each in self._unstored if each.rows]
         return [*self._segments.closed], tables, self._unstored[0].first_row
 
     @property
     def _unstored(self) -> list[OpenSegment]:
-        """Return, in order, the segments that are not closed: the one that is being written, and the open one."""
+        """Return, in order, the collections of rows that are in no closed file.
+
+        These are the one that is being written, if any, and the newest one.
+        """
         return [each for each in (self._full, self._open) if each is not None]
 
     async def caught_up(self) -> None:
@@ -221,9 +224,8 @@ class LogWriter:
     def stats(self) -> dict[str, Any]:
         """Return how much is in the log, how many seconds it is behind, and what went wrong.
 
-        `rows` and `segments` (closed files) count what is in the log; `open_rows` and `open_bytes` are in no closed
-        file yet. `lag_s` is how far the log is behind. `error` is a text, or None if the log is written without
-        trouble.
+        `rows` counts the rows, and `segments` the closed files. `open_rows` and `open_bytes` are in no closed file yet.
+        `lag_s` is how many seconds the log is behind. `error` is a text, or None if there is no error.
         """
         return {
             "rows": self.rows,

@@ -160,7 +160,7 @@ class Interceptor:
         return self._judge_once(self._as_wanted(batch))
 
     async def _judge_outside(self, batch: Batch) -> bytes:
-        """Judge a batch from outside of the steps, by the rules of the step in which its messages will be read."""
+        """Judge messages that were sent outside of steps, by the rules of the step in which they will be read."""
         await self.in_force(await self.versions.following())
         answer = self._judge_once(self._as_wanted(batch))
         return answer if isinstance(answer, bytes) else await answer

@@ -1,4 +1,4 @@
-"""The server of the verdict lane: a socket on which the interceptor answers one request for each batch."""
+"""The socket on which the interceptor answers senders that ask for verdicts, one request for each batch."""
 
 import asyncio
 import hmac
@@ -73,11 +73,11 @@ class LaneServer:
 
     @property
     def serving(self) -> bool:
-        """Return whether the lane accepts connections."""
+        """Return whether the socket for verdicts accepts connections."""
         return self._server is not None and self._server.is_serving()
 
     async def start(self, host: str) -> LaneAddress:
-        """Listen on a free port of the host, unless this lane did so before; return the lane's address."""
+        """Listen for messagers on a free port of the host, unless this was done before; return the address."""
         async with self._opening:
             if self._address is None:
                 self._limit = _connections_limit()
@@ -245,7 +245,7 @@ class _LanePeer(FrameProtocol):
             task.add_done_callback(later.discard)
 
     def _check_token(self, token: memoryview) -> None:
-        """Accept requests from now on if the token is that of the lane. Otherwise end the connection."""
+        """Accept requests from now on if the token is right. Otherwise end the connection."""
         if not hmac.compare_digest(token, self._server.token.encode()):
             self.refuse("wrong token")
             return

@@ -178,10 +178,10 @@ class Table(MutableMapping[Key, V], Generic[V]):
             self._take_off(key, layer)
 
     def _make_final(self, key: Key, layers: dict[Layer, Change], of: list[Layer]) -> None:
-        """Make changes of an entry final, so that they cannot be undone, in the order of `of`.
+        """Make some of an entry's changes final, in the order of `of`, so that they cannot be undone.
 
-        Args: `layers` has the entry's changes by layer (the changes of one group), and `of` the layers to take them
-        from.
+        Args: `layers` has the changes that can be undone, by layer: the changes that one group made. `of` names the
+        layers to make final.
         """
         for layer in of:
             layers[_BASE] = _joined(layers[_BASE], layers.pop(layer))

@@ -148,7 +148,8 @@ class SavedAnswers:
     def _answer(self, key: str) -> bytes | None:
         """Return a saved answer that has changed a count, or None if there is none with this key.
 
-        The answer of an earlier interceptor gets the epoch of this one.
+        If an earlier interceptor gave the answer, its number in the answer is replaced by the number of this
+        interceptor.
         """
         data = self._counted.get(key)
         if data is None:
@@ -272,9 +273,9 @@ class SavedAnswers:
         return any(self.is_deferred(f"{sender}-{epoch}-{int(first) + number}") for number in paused)
 
     def load(self, counted: Mapping[str, bytes], epoch: int) -> None:
-        """Load the packed records of an earlier interceptor's answers, by the keys of their batches.
+        """Load the answers that an earlier interceptor has saved, by the keys of their batches.
 
-        The answers will be given with this interceptor's epoch.
+        Args: `epoch` is the number of this interceptor, with which the answers will be given.
         """
         self._epoch = epoch
         self._counted.load((key, data, len(data) + _ENTRY_BYTES) for key, data in counted.items())

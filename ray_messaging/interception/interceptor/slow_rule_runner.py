@@ -134,7 +134,7 @@ class SlowRuleRunner:
             asyncio.get_running_loop().call_soon(self._start_some)
 
     def _start_some(self) -> None:
-        """Start some tasks, then let other tasks run, because one deferred batch can need thousands of tasks."""
+        """Start some tasks, then let other tasks run, because a batch that waits for slow rules can need thousands."""
         for _ in range(min(_SLICE, len(self._due))):
             judging = self._due.popleft()
             if not judging.done.cancelled():

@@ -39,11 +39,10 @@ _decode = msgspec.msgpack.Decoder(tuple[Tables, list[tuple[AgentId | None, int]]
 class RuleReviewer:
     """The rules of an interceptor that act at the end of each step.
 
-    The rules' verdicts on a step, and their state after it, are saved in one write with the close of the step. So an
-    attempt that was not closed leaves nothing behind. What must happen between two steps is done after the close of a
-    step and before any message of the next step is judged. Batches of the next step wait for it. The state of rules
-    that judge whole steps is also saved with the steps. If a step is judged again, these rules begin with their state
-    from before the step.
+    When all groups have ended a step, the rules' verdicts on it, and their state after it, are saved in one write with
+    the end of the step. So if the interceptor dies before, nothing of them is left. What must happen between two steps
+    is done after the end of a step and before any message of the next step is judged. Batches of the next step wait for
+    it. If a step is judged again, the rules that judge whole steps begin with their state from before the step.
 
     Args: `horizon` is how many steps ahead a message may be sent.
     """

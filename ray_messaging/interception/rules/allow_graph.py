@@ -115,7 +115,7 @@ class AllowGraph(Rule):
         return blocks(rows, (_reason(from_ids[row], to_ids[row]) for row in rows))
 
     def pair_check(self) -> PairCheck | None:
-        """Return the check of pairs of sender and hearer by ids, or None if a subclass overrides `check_batch`."""
+        """Return the rule's check of pairs by ids of sender and hearer; None if `check_batch` is overridden."""
         if type(self).check_batch is not AllowGraph.check_batch:
             return None
         return PairCheck(self._bars, "no edge joins this sender and this hearer")
@@ -138,7 +138,7 @@ class AllowGraph(Rule):
         return allowed
 
     def _allows(self, from_id: AgentId | None, to_id: AgentId | None) -> bool:
-        """Return whether a message may pass. The ids may be of any kind."""
+        """Return whether a message may pass, for ids of any type: int, str, or None."""
         if to_id is None:
             return self.channels and (self.user or from_id is not None)
         if to_id in self._open:

@@ -22,13 +22,13 @@ _CHECK = "check"  # the first item of the keys in `state` that belong to the che
 
 
 class Ban(Rule):
-    """Block the messages that `check` blocks, and all messages whose key has `after` violations.
+    """Block the messages that the rule `check` blocks, and all messages of whoever has `after` violations.
 
-    The key of a message is its sender, or the pair of its sender and receiver. A violation is a message that the check
-    blocks. A message is no violation if the check raises an error on it. Such a message is blocked too, unless
-    `on_error` of the check or of this rule is "allow". Violations by the user are blocked, but not counted. `state` has
-    the number of violations of each key, up to `after`, and the check's own state. The check sees no messages with
-    banned keys.
+    A violation is a message that `check` blocks. Violations are counted, and bans begin, by key: the sender, or the
+    pair of sender and receiver. A message is no violation if `check` raises an error on it. Such a message is blocked
+    too, unless `on_error` of `check` or of this rule is "allow". Violations by the user are blocked, but not counted.
+    `state` has the number of violations of each key, up to `after`, and the state of `check`, which gets no messages
+    with banned keys.
     """
 
     state: Table[Any]
@@ -66,7 +66,7 @@ class Ban(Rule):
         return [key for key, count in self.state.items() if not _of_check(key) and count >= self.after]
 
     def check_batch(self, batch: Batch, exp_id: str) -> Mapping[int, Verdict]:
-        """Return the check's verdicts, and verdicts that block the rows whose sender or pair is banned."""
+        """Return the verdicts of the rule `check`, and verdicts that block the rows whose sender or pair is banned."""
         with self._in_context():
             if type(self.inner).check_batch is Rule.check_batch:
                 return self._one_by_one(batch, exp_id)
@@ -76,7 +76,7 @@ class Ban(Rule):
 
     @contextmanager
     def _in_context(self) -> Iterator[None]:
-        """Give the check the interceptor (`context`) for one call, and copy the check's changed state afterwards."""
+        """Give the rule `check` the interceptor as `context` for one call, and copy its changed state afterwards."""
         # The check has a context only during a call, because a removed rule must be pickled without one.
         self.inner.context = self.context
         try:
@@ -105,10 +105,10 @@ class Ban(Rule):
         return found
 
     def _in_parts(self, batch: Batch, exp_id: str) -> dict[int, Verdict]:
-        """Return the verdicts on a batch, to which the check is applied part by part, because it may keep counts.
+        """Return the verdicts on a batch. The rule `check` judges it in parts, because it may keep counts.
 
-        After the message that begins a ban, the check must not count further messages of the banned sender or pair. So
-        a part ends for a sender at a message that may begin a ban. Each sender's rows stay in order.
+        After the message that begins a ban, `check` must not count further messages of the banned sender or pair. So a
+        part ends for a sender at a message that may begin a ban. Each sender's rows stay in order.
         """
         found: dict[int, Verdict] = {}
         for rows in self._before_bans(batch):
@@ -143,10 +143,10 @@ class Ban(Rule):
             left = [rows for rows in left if rows]
 
     def _at_once(self, batch: Batch, exp_id: str) -> dict[int, Verdict]:
-        """Return the verdicts on a batch: the check's verdicts, and blocks for the rows of banned senders or pairs.
+        """Return the verdicts of the rule `check` on a batch, and blocks for the rows of banned senders or pairs.
 
-        The check judges, in one call, all rows that are not banned yet. If a row begins a ban, the later rows of the
-        same sender or pair are blocked, too.
+        `check` judges, in one call, all rows that are not banned yet. If a row begins a ban, the later rows of the same
+        sender or pair are blocked, too.
         """
         found = self._banned_rows(batch)
         rest, rows = batch, np.arange(len(batch))
@@ -208,7 +208,7 @@ class Ban(Rule):
         return ALLOW if self.inner.on_error == "allow" else verdict
 
     def _mirror(self) -> None:
-        """Copy the changes of the check's state into this rule's state, because only this rule's state is saved."""
+        """Copy the changed state of the rule `check` into this rule's state, the only one that is saved."""
         changes = None if self.inner.state is None else self.inner.state.changes()
         if changes is None:
             return
@@ -222,7 +222,7 @@ class Ban(Rule):
 
     @property
     def counts_blocked(self) -> bool:
-        """Return whether the check counts blocked messages."""
+        """Return whether the rule `check`, which finds violations, counts blocked messages."""
         return self.inner.counts_blocked
 
     def room(self, senders: Sequence[AgentId | None]) -> Sequence[int]:
@@ -231,16 +231,16 @@ class Ban(Rule):
             return self.inner.room(senders)
 
     def new_round(self) -> None:
-        """Begin a new round for the check. Bans and counts of violations stay."""
+        """Begin a new round of the rule `check`, which finds violations. Bans and counts of violations stay."""
         with self._in_context():
             self.inner.new_round()
 
     async def close(self) -> None:
-        """Close the check."""
+        """Close the rule `check`, which finds violations."""
         await self.inner.close()
 
     def restored(self) -> None:
-        """Rebuild the index of bans, and the state of the check, from `state`."""
+        """Rebuild the index of bans, and the state of the rule `check`, from the loaded `state`."""
         self._build_index()
         if self.inner.state is not None:
             kept = {key[1].encode(): value.encode() for key, value in self.state.items() if _of_check(key)}
@@ -248,7 +248,7 @@ class Ban(Rule):
             self.inner.restored()
 
     def describe(self) -> dict[str, Any]:
-        """Return the name, kind, the check, the number of violations before a ban, and the number of bans."""
+        """Return the name, kind, the rule that finds violations, how many lead to a ban, and the number of bans."""
         return {
             **super().describe(),
             "check": self.inner.describe(),
