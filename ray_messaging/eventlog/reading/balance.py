@@ -176,7 +176,10 @@ class _Partitions:
 
 
 def _first(messages: Sequence[NDArray[np.uint64]]) -> NDArray[np.uint64]:
-    """Return the distinct hashes of suspected messages, but at most _SUSPECTS + 1: one more than are examined."""
+    """Return the distinct hashes of messages that seem to be at fault.
+
+    There are at most _SUSPECTS + 1 of them, so that the caller sees whether there are more than it examines.
+    """
     return np.unique(np.concatenate(messages))[: _SUSPECTS + 1]
 
 

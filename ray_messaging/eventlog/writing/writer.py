@@ -45,7 +45,7 @@ _BUSY_S = 0.2  # how long a read blocks while a file is being written and the ne
 
 
 async def _always_known() -> bool:
-    """Return True: a log without such a check is taken to be the log of this run."""
+    """Return True: by this default check, any log on the server counts as the log of this run."""
     return True
 
 

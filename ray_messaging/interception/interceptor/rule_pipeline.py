@@ -77,7 +77,7 @@ class RulePipeline:
     def judge(
         self, rules: Sequence[Rule], passed: tuple[str, ...] = ()
     ) -> Generator[Asked, Sequence[Verdict] | None, None]:
-        """Apply rules in order, after the rules that the batch has passed before.
+        """Apply rules in order.
 
         This generator yields a slow rule, and the messages that the rule must judge. If the caller sends the rule's
         verdicts into the generator, all rows go on. If the caller sends None, as a `for` loop does, these messages are

@@ -199,7 +199,7 @@ class Table(MutableMapping[Key, V], Generic[V]):
             self._unsaved.add((layer, key))
 
     def _show(self, key: Key, layers: Mapping[Layer, Change]) -> None:
-        """Compute an entry of the table anew from the changes of all groups."""
+        """Compute an entry of the table anew from its final value and the changes that can still be undone."""
         value = reduce(_joined, layers.values())
         if isinstance(value, list) and value:
             self._values[key] = _kept(value[0])

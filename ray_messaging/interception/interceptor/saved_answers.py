@@ -148,7 +148,7 @@ class SavedAnswers:
     def _answer(self, key: str) -> bytes | None:
         """Return a saved answer that has changed a count, or None if there is none with this key.
 
-        If an earlier interceptor gave the answer, its number in the answer is replaced by the number of this
+        An answer names the interceptor that gave it, by a number (its epoch). The returned answer names this
         interceptor.
         """
         data = self._counted.get(key)
@@ -275,7 +275,7 @@ class SavedAnswers:
     def load(self, counted: Mapping[str, bytes], epoch: int) -> None:
         """Load the answers that an earlier interceptor has saved, by the keys of their batches.
 
-        Args: `epoch` is the number of this interceptor, with which the answers will be given.
+        Args: `epoch` is this interceptor's number. It replaces the earlier interceptor's number in the answers.
         """
         self._epoch = epoch
         self._counted.load((key, data, len(data) + _ENTRY_BYTES) for key, data in counted.items())

@@ -38,12 +38,12 @@ Sections = Generator[Asked, Sequence[Verdict] | None, None]
 
 @dataclass(slots=True, eq=False)
 class Judging:
-    """Messages that rules are judging: a batch of a step, or one message that was deferred.
+    """Messages that rules are judging: a batch of a step, or one message that waits for a slow rule.
 
     `rules` are the rules that the messages may still need, and `passed` has the names of the rules before these. The
     generator `sections` yields a slow rule with the messages that the rule must judge. The rule's verdicts are then
     sent into the generator, which adds them to `verdict`. `asked` is what `sections` has yielded last (None: `sections`
-    has ended). `done` gets the answer to a batch of a step. `done` is cancelled if a later attempt has begun.
+    has ended). `done` gets the answer to a batch of a step. It is cancelled if a later attempt of the group has begun.
     """
 
     key: str

@@ -71,7 +71,7 @@ class RuleReviewer:
         self._interceptor.gate.set(math.inf)
 
     async def resume(self, number: int, state: bytes | None, *, ended: bool) -> None:
-        """Begin a step again after a restart, with the state that rules had after the previous step.
+        """Begin a step after a restart, with the state that rules had after the previous step.
 
         Args: `state` is that state, as `dump` has encoded it (None: rules have no state). `ended` says whether all
         groups have ended the previous step.

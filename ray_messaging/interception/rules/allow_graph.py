@@ -138,7 +138,7 @@ class AllowGraph(Rule):
         return allowed
 
     def _allows(self, from_id: AgentId | None, to_id: AgentId | None) -> bool:
-        """Return whether a message may pass, for ids of any type: int, str, or None."""
+        """Return whether one agent may write to another. None as sender is the user, None as recipient a plain channel."""
         if to_id is None:
             return self.channels and (self.user or from_id is not None)
         if to_id in self._open:
@@ -171,7 +171,10 @@ def _check_public(networks: Mapping[str, object] | None, public: Iterable[str], 
 
 
 def _layers(networks_of: Mapping[AgentId, list[int]]) -> list[tuple[NDArray[np.int64], NDArray[np.int64]]]:
-    """Return a list whose item k has the sorted members of more than k networks, and each member's k-th network."""
+    """Return arrays by which the networks of many agents are looked up at once.
+
+    Item k of the list has the sorted members of more than k networks, and each member's k-th network.
+    """
     ints = sorted((member, numbers) for member, numbers in networks_of.items() if isinstance(member, int))
     layers: list[tuple[NDArray[np.int64], NDArray[np.int64]]] = []
     while ints:
