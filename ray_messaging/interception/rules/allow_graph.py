@@ -138,7 +138,7 @@ class AllowGraph(Rule):
         return allowed
 
     def _allows(self, from_id: AgentId | None, to_id: AgentId | None) -> bool:
-        """Return whether one agent may write to another. None as sender is the user, None as recipient a plain channel."""
+        """Return whether one agent may write to another. As sender None is the user, as recipient a plain channel."""
         if to_id is None:
             return self.channels and (self.user or from_id is not None)
         if to_id in self._open:
