@@ -100,7 +100,7 @@ class StepFeed:
     async def begin(self, position: StepPosition | None) -> None:
         """Begin to read the steps after `position` (None: no step is in a file), and make the server keep them.
 
-        If the server has kept less than the files say, the server decides.
+        If the server's records of the steps disagree with `position`, they decide where the log continues.
         """
         progress = await self._store.progress()
         held = progress.holds.get(HOLD)
