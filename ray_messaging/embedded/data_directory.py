@@ -207,7 +207,10 @@ def erase(path: Path) -> None:
 
 
 def discard(path: Path) -> None:
-    """Remove the directory of a killed guard. The guard's server dies with the guard, and then releases the lock."""
+    """Remove the data directory of a killed guard, the process that ran the server.
+
+    The server dies with the guard, but may hold the directory's lock for a moment: this function waits for the lock.
+    """
     deadline = time.monotonic() + LOCK_TIMEOUT_S
     while True:
         try:

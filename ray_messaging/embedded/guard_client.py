@@ -37,7 +37,7 @@ class GuardClient:
         self.gone = False
 
     def start(self, order: dict[str, Any]) -> dict[str, Any]:
-        """Send the order to start a server; return the outcome, an event "ready" or "failed"."""
+        """Order the guard to start a server; return its reply, an event "ready" or "failed"."""
         answer = self._ask(json.dumps(order).encode() + b"\n")
         if answer["event"] == "ready":
             self._process.wait()  # the process that was started has forked the guard, and ends

@@ -57,7 +57,7 @@ class ServerSupervisor:
         self._config, self.failure, self._began_at = config, None, time.monotonic()
 
     def config(self) -> RedisConfig:
-        """Return the server's address and password. If the keeper has given up, raise the failure."""
+        """Return the server's address and password. If the supervisor has given up, raise the server's last failure."""
         if self.failure is not None:
             raise self.failure.with_traceback(None)
         assert self._config is not None

@@ -132,11 +132,10 @@ def calls_dataset(folder: Folder, unwritten: Unwritten = NOTHING) -> tuple[ds.Da
 
 
 def parent_calls(log_dir: str, step: int, agents: Container[AgentId]) -> dict[str, bytes]:
-    """Return the results of calls that some agents made with `me.remember`, as {key: encoded result}.
+    """Return the results of the calls that some agents made with `me.remember` in one step, as {key: encoded result}.
 
-    The calls are those of a step of an earlier run.
+    Args: `log_dir` is the log folder of an earlier run, `step` a step of that run.
 
-    Args: `log_dir` is the folder of the earlier run.
     Raises: LogError if the folder is not there, or cannot be read.
     """
     folder = Folder(log_dir)

@@ -32,7 +32,7 @@ _SHOWN_COLUMNS = ["sent_at", "from_id", "to_id", "subtopic", "payload", "labels"
 
 
 class FolderSource:
-    """A log source that answers queries from the closed segments of a folder."""
+    """The source of a finished log: it answers queries from the files of a folder."""
 
     live = False
     unended: str | None = None  # advice if no end of the run is recorded; None: the run has ended

@@ -75,7 +75,7 @@ class StepPosition(NamedTuple):
 
 
 class Segment(msgspec.Struct, frozen=True):
-    """One file of the log. `first_row` is the number of rows in all earlier segments."""
+    """A segment: one Parquet file of the log. `first_row` is the number of rows in all earlier files."""
 
     path: str
     number: int
@@ -95,7 +95,7 @@ class Segment(msgspec.Struct, frozen=True):
 
 
 class Staged(NamedTuple):
-    """A segment that readers do not see yet.
+    """A written file of the log that readers do not see yet.
 
     `content` is the name of a durable temporary file. On an object store it is the bytes of the future file.
     """
@@ -124,7 +124,7 @@ class Folder:
     def prepare(self, exp_id: str, *, any_schema: bool = False) -> None:
         """Create the folder for an experiment's log if needed, and check that it can be used.
 
-        Args: with `any_schema`, segments of another schema are accepted. The caller is going to remove them.
+        Args: with `any_schema`, log files with another schema are accepted. The caller is going to remove them.
 
         Raises: LogError if the folder cannot be written, or holds the log of another experiment.
         """
@@ -147,9 +147,9 @@ class Folder:
                 )
 
     def segments(self, *, any_schema: bool = False) -> list[Segment]:
-        """Read the footers of the segments, and return the segments sorted by number.
+        """Read the footers of the log's Parquet files, called segments; return a description of each, sorted by number.
 
-        Args: with `any_schema` segments of another schema are accepted.
+        Args: with `any_schema`, segments of another schema are accepted.
 
         Raises: LogError with the path of the first damaged segment; ConfigError for a segment of another schema.
         """
@@ -157,14 +157,18 @@ class Folder:
         return sorted(found, key=lambda segment: segment.number)
 
     def write(self, number: int, table: pa.Table, meta: dict[str, Any]) -> Segment:
-        """Write a segment durably. It replaces a segment with the same number. Raises OSError if that fails.
+        """Write a segment (a Parquet file of the log) durably, in place of a segment with the same number.
 
         Args: `meta` is as for `stage`.
+
+        Raises: OSError if that fails.
         """
         return self.publish(self.stage(number, table, meta))
 
     def stage(self, number: int, table: pa.Table, meta: dict[str, Any]) -> Staged:
-        """Encode a segment, and on a local file system make its bytes durable. Readers do not see it yet.
+        """Encode a segment (a Parquet file of the log), and on a local file system make its bytes durable.
+
+        Readers do not see it before `publish`.
 
         Args: meta must have exp_id, epoch, first_row and cursors; first_s, last_s, begun, taken and steps are optional.
 
@@ -177,7 +181,7 @@ class Folder:
         return Staged(segment, self._durable(f"_{name}", data) if self.local else data)
 
     def publish(self, staged: Staged) -> Segment:
-        """Make a staged segment visible to readers, durably. Raises OSError if that fails."""
+        """Make the file that `stage` has written visible to readers, durably. Raises OSError if that fails."""
         segment, content = staged
         if isinstance(content, str):
             Path(content).replace(segment.path)
@@ -187,7 +191,7 @@ class Folder:
         return segment
 
     def erase(self, *, records: bool = False) -> None:
-        """Remove the segments, the files beside them, and temporary files. Raises LogError if that fails.
+        """Remove the log's files, the files beside them, and temporary files. Raises LogError if that fails.
 
         Args: with `records`, also remove the records of the run, and the files of audiences.
         """
@@ -220,7 +224,7 @@ class Folder:
             raise self._error(f"the folder cannot be read: {error}; {self._advice(error)}") from error
 
     def read_file(self, name: str) -> bytes:
-        """Return the content of a file beside the segments, or b"" if there is none. Raises LogError if that fails."""
+        """Return the content of a file in the log's folder, or b"" if there is none. Raises LogError if that fails."""
         try:
             with self.filesystem.open_input_stream(self._file(name)) as stream:
                 return bytes(stream.read())
@@ -264,7 +268,8 @@ class Folder:
     ) -> None:
         """Write collected data of one kind and of some steps, atomically and durably.
 
-        Args: `steps` are the first and the last step of the data. `epoch` is the epoch of the writer.
+        Args: `steps` are the first and the last step of the data. `epoch` is the number of the log's present writer:
+        each new writer gets a higher one.
 
         Raises: OSError if that fails.
         """
@@ -277,7 +282,7 @@ class Folder:
         return sorted(int(info.base_name.partition(".")[0]) for info in files)
 
     def write_file(self, name: str, data: bytes | pa.Buffer) -> None:
-        """Write a file beside the segments, atomically and durably. Raises OSError if that fails.
+        """Write a file into the log's folder, atomically and durably. Raises OSError if that fails.
 
         Folders in `name` are created. If several calls write the same file at the same time, the last one replaces the
         others.
@@ -435,9 +440,9 @@ def _number(name: str) -> int:
 
 
 def steps_and_epoch(file: str) -> tuple[int, int, int]:
-    """Return the first step, the last step and the writer's epoch from the name of a file of collected data.
+    """Return the first step, the last step and the epoch that are in the name of a file of collected data.
 
-    If the name has no epoch, the epoch is -1.
+    The epoch is the number of the log's writer that wrote the file, or -1 if the name has none.
     """
     found = _COLLECTED_FILE.fullmatch(file.rpartition("/")[2])
     assert found is not None
@@ -445,7 +450,7 @@ def steps_and_epoch(file: str) -> tuple[int, int, int]:
 
 
 def _epoch(name: str) -> int:
-    """Return the epoch in the name of a segment, or -1 if the name has none."""
+    """Return the number of the writer, its epoch, from the name of a log file; -1 if the name has none."""
     found = SEGMENT.fullmatch(name)
     assert found is not None
     return int(found[2] or -1)
@@ -461,7 +466,7 @@ def _encoded(table: pa.Table, meta: dict[str, Any]) -> pa.Buffer:
 
 
 def _segment(path: str, size: int, meta: dict[str, Any]) -> Segment:
-    """Build a segment from the metadata in its footer; raise msgspec.ValidationError if the metadata are not valid."""
+    """Describe a file of the log by the metadata in its footer; raise msgspec.ValidationError if they are invalid."""
     return msgspec.convert(meta | {"path": path, "size": size}, Segment)
 
 

@@ -169,7 +169,9 @@ def has_ended(folder: "Folder") -> bool:
 
 
 def unended(folder: "Folder") -> str | None:
-    """Return advice if the run's record has no end for the last start; otherwise, or without a record, return None.
+    """Return advice if the run in this folder may still be running or was killed, so that its last rows are missing.
+
+    None: the run has recorded its end, or the folder has no record of a run.
 
     Raises: the same errors as `read_run`.
     """
@@ -306,7 +308,10 @@ class FolderAccount(msgspec.Struct, frozen=True):
 
 
 def read_account(folder: "Folder") -> FolderAccount:
-    """Return a folder's account; raise LogError if it cannot be read."""
+    """Return the folder's account, which says who owns the folder and which rows are missing.
+
+    Raises: LogError if the account cannot be read.
+    """
     damaged = "the account of the event log is damaged ({error}): remove {path}, and with it the notes on missing rows"
     return _read(folder, ACCOUNT, msgspec.json.Decoder(FolderAccount).decode, damaged) or FolderAccount()
 
@@ -340,7 +345,7 @@ def note_missing(folder: "Folder", writer: str, text: str) -> None:
 
 
 def forget_missing(folder: "Folder") -> None:
-    """Remove all descriptions of missing rows, because the segments are removed.
+    """Remove all descriptions of missing rows from the folder's account, because the log's files are removed.
 
     Raises OSError if the account cannot be written.
     """
@@ -368,7 +373,7 @@ def write_agents(folder: "Folder", digest: str, agents: AgentSet) -> None:
 
 
 def read_agents(folder: "Folder", digest: str) -> AgentSet | None:
-    """Return the set of agents with a digest, or None if there is no such file.
+    """Return the set of agents whose content has this digest, or None if the folder has no such file.
 
     Raises LogError if the file is damaged.
     """

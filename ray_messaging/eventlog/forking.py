@@ -126,10 +126,11 @@ def _copy(parent: Folder, folder: Folder, exp_id: str, step: int) -> None:
 
 
 def outside_of(log: EventLog, step_read: int | slice) -> list[LogRow]:
-    """Return messages from outside that agents read in some steps, or that rules blocked, in the order of arrival.
+    """Return messages that were sent outside of steps, and that agents read in some steps, or that rules blocked.
 
-    A blocked message did not arrive, so it is ordered by the time at which it was sent. A broadcast may have several
-    rows in the log, such as one for each mailbox. It is returned once, without `to_id`.
+    They are in the order of arrival. A blocked message did not arrive, so it is ordered by the time at which it was
+    sent. A broadcast may have several rows in the log, such as one for each mailbox. It is returned once, without
+    `to_id`.
 
     Raises: LogError if the hearers of a broadcast are needed, but are not known.
     """
@@ -229,9 +230,10 @@ def _copy_rows(parent: Folder, folder: Folder, former: str, exp_id: str, step: i
 
 
 def _rows(parent: Folder, path: str, former: str, exp_id: str, step: int) -> pa.Table:
-    """Return the rows of a file that a fork needs.
+    """Return the rows of a log file that a fork needs.
 
-    These are the messages that groups sent up to a step, and the messages from outside that were read up to then.
+    These are the messages that groups sent up to a step, and the messages from outside of steps that were read up to
+    then.
     """
     table = _read(parent, path)
     sent, ordinals, read = (_numbers(table, name) for name in ("step", "ordinal", "step_read"))
@@ -249,7 +251,7 @@ def _rows(parent: Folder, path: str, former: str, exp_id: str, step: int) -> pa.
 
 
 def _read(parent: Folder, path: str, columns: Sequence[str] | None = None) -> pa.Table:
-    """Return the table in a segment's file.
+    """Return the table in a file of the log.
 
     If `columns` are given, the table has only these, as far as the file has them.
     """

@@ -60,7 +60,10 @@ def _rows(step: int, parts: Sequence[StepSeries]) -> pa.Table:
 
 
 def values_in(table: pa.Table, step: int) -> dict[str, Any]:
-    """Return, by column, the values that were collected in a step (see `model.series.values_of`), or {}."""
+    """Return the values that a run collected in a step, as {column: values}; {} if it collected none in this step.
+
+    In a table by agent, the values are arrays, and a column has the agents' ids.
+    """
     rows = table.filter(pc.equal(table[STEP], step)).drop_columns([STEP])
     if not len(rows):
         return {}

@@ -37,7 +37,7 @@ class PairRows(NamedTuple):
         return int(self.starts[broadcast]), int(self.ends[broadcast])
 
     def rows_of(self, broadcasts: NDArray[np.intp]) -> NDArray[np.intp]:
-        """Return the rows of some broadcasts, given by number."""
+        """Return the row numbers of some broadcasts' pairs. `broadcasts` has the numbers of the broadcasts."""
         return gathered(self.starts[broadcasts], self.counts[broadcasts])
 
 
@@ -65,11 +65,11 @@ def once_each(batch: Batch, rows: PairRows) -> Batch:
 
 
 class BarredPairs:
-    """A cache of the pairs of sender and hearer that a rule's check blocks in one version of an audience.
+    """A cache of the pairs of sender and hearer that a rule blocks in one version of an audience.
 
-    The check judges a sender's pairs only once, at the sender's first broadcast, unless the cache was full then. A
-    blocked pair is stored as the index of its hearer among the sender's hearers. Senders whose ids are not ints are not
-    cached.
+    The rule's check judges a sender's pairs only once, at the sender's first broadcast, unless the cache was full then.
+    A blocked pair is stored as the index of its hearer among the sender's hearers. Senders whose ids are not ints are
+    not cached.
     """
 
     def __init__(self, check: PairCheck) -> None:
@@ -86,9 +86,9 @@ class BarredPairs:
         return len(self._places) + len(self._senders)
 
     def rows(self, batch: Batch, pairs: PairRows, room: int) -> NDArray[np.intp]:
-        """Return the rows of a batch that are blocked, ascending.
+        """Return the numbers, ascending, of the rows that the rule blocks.
 
-        Pairs are added to the cache as long as it has at most `room` entries.
+        What the rule decides on a pair is cached, as long as the cache has at most `room` entries.
         """
         if batch.from_ids.kinds is not None:
             return np.flatnonzero(self.check.bars(batch.from_ids, batch.to_ids))
@@ -119,12 +119,12 @@ class BarredPairs:
     def _learn(
         self, senders: NDArray[np.int64], pairs: PairRows, found: NDArray[np.intp], new: NDArray[np.intp], room: int
     ) -> None:
-        """Add the blocked pairs of new senders to the cache, each sender once.
+        """Add the blocked pairs of senders that are new in the cache, each sender once.
 
         If there is not enough room for all of them, add none.
 
-        Args: `found` has the blocked rows, and `new` the broadcasts of senders that are not in the cache. `room` is the
-        most entries that the cache may have then.
+        Args: `found` has the blocked rows, and `new` the broadcasts of the new senders. `room` is the most entries that
+        the cache may have afterwards.
         """
         new = new[np.unique(senders[new], return_index=True)[1]]
         new = new[~np.isin(senders[new], self._senders)]
@@ -167,7 +167,10 @@ class Intersections:
         return known[2]
 
     def rows(self, rule: Rule, check: PairCheck, batch: Batch, pairs: PairRows) -> NDArray[np.intp]:
-        """Return the rows that a rule's check blocks. The batch must have all pairs of its broadcasts."""
+        """Return the rows that a rule blocks by the ids of sender and hearer.
+
+        The batch must have a row for every hearer of its broadcasts.
+        """
         # The audience of all agents has no version, and its pairs may change at any time.
         if not pairs.audience.version:
             return np.flatnonzero(check.bars(batch.from_ids, batch.to_ids))

@@ -97,12 +97,12 @@ class DelegatedRules:
 
     @property
     def held(self) -> bool:
-        """Return whether this sender has a valid snapshot of the rules."""
+        """Return whether this sender has a snapshot of the rules that it may use."""
         return self._passing is not None
 
     @property
     def empty(self) -> bool:
-        """Return whether there is a snapshot without any rules."""
+        """Return whether the messager has a snapshot of the rules, and this snapshot contains no rule."""
         return self._passing is not None and not self._rules
 
     async def fetched(self) -> None:
@@ -121,10 +121,10 @@ class DelegatedRules:
         self._unreported += messages
 
     def heard(self, lane: LaneClient, number: int, asked_at: float, batch: Batch) -> None:
-        """Handle the interceptor's answer about a batch.
+        """Note that the interceptor has answered about a batch, and request its rules if the answer offers them.
 
         Args: `asked_at` is the loop time when the messager asked the interceptor about this batch. `number` is the
-        number of the snapshot that the answer offers (0: none).
+        number of the rule snapshot that the answer offers (0: none).
         """
         # The delegated rules have passed this batch before, but the server has refused it. Now the interceptor counts
         # it.

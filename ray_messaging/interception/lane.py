@@ -4,11 +4,11 @@ A connection carries frames with a length prefix. It opens with the token, which
 server answers with an empty frame. Each request is its number (u32), its kind (u8) and a body; each answer is the
 number and a body. Answers come in any order: a request that waits for a slow rule delays no other.
 
-| kind       | body of the request                | body of the answer     |
-|------------|------------------------------------|------------------------|
-| `JUDGE`    | a batch (see `ray_messaging.wire`) | `VerdictReply`         |
-| `WAIT`     | the deferred rows of a batch       | `VerdictReply`         |
-| `SNAPSHOT` | `SnapshotRequest`                  | `RuleSnapshot`         |
+| kind       | body of the request                             | body of the answer     |
+|------------|-------------------------------------------------|------------------------|
+| `JUDGE`    | a batch (see `ray_messaging.wire`)              | `VerdictReply`         |
+| `WAIT`     | the rows of a batch that wait for a slow rule   | `VerdictReply`         |
+| `SNAPSHOT` | `SnapshotRequest`                               | `RuleSnapshot`         |
 """
 
 import asyncio
@@ -35,7 +35,7 @@ _NOTHING = memoryview(b"")
 
 
 class LaneAddress(NamedTuple):
-    """The address of a lane, and the token that a caller sends when it opens a connection."""
+    """The address at which the interceptor gives verdicts, and the token that a caller sends to open a connection."""
 
     host: str
     port: int
@@ -148,7 +148,7 @@ class LaneClient(FrameProtocol):
 
     @classmethod
     async def open(cls, address: LaneAddress, timeout_s: float = OPENING_S) -> "LaneClient":
-        """Connect to the lane and send the token.
+        """Connect to the interceptor's socket for verdicts, and send the token.
 
         Raises: OSError if that fails; TimeoutError, which is also an OSError, if it takes longer than timeout_s or
         OPENING_S.
@@ -173,8 +173,8 @@ class LaneClient(FrameProtocol):
     async def ask(self, request: bytes, kind: int = JUDGE) -> bytes:
         """Send a request and return its answer; raise OSError if the connection is lost.
 
-        Args: `kind` is the kind of the request. The answer to `WAIT`, about deferred rows, arrives when there are
-        verdicts, or after PATIENCE_S.
+        Args: `kind` is the kind of the request. The answer to `WAIT`, about messages that wait for a slow rule, arrives
+        when there are verdicts, or after PATIENCE_S seconds.
         """
         if not self.alive:
             raise ConnectionResetError("the verdict lane, the socket to the interceptor, is closed")

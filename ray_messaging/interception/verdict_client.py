@@ -62,14 +62,14 @@ class VerdictClient:
         raise NotImplementedError
 
     async def wait(self, batch: Batch) -> BatchVerdict:
-        """Return the verdicts on deferred rows when there are some, or after PATIENCE_S.
+        """Return the verdicts on rows that wait for slow rules, once there are some, or after PATIENCE_S seconds.
 
         Raises the errors of `judge`.
         """
         return await self.judge(batch)
 
     async def pass_whole(self, broadcasts: Batch) -> BatchVerdict | None:  # noqa: ARG002 - for subclasses
-        """Return a verdict that passes broadcasts to all their hearers, or None if there may be rules."""
+        """Return a verdict that lets broadcasts pass to all their hearers; None if rules may have to judge them."""
         return None
 
     @property
@@ -78,7 +78,7 @@ class VerdictClient:
         return False
 
     async def outdated(self, *, successor: bool) -> None:  # noqa: ARG002 - for subclasses
-        """Drop this client's verdicts, because the server has answered that they are no longer valid.
+        """Forget the rules and connections that this client uses, because the server has refused its verdicts.
 
         Args: `successor` says that another interceptor has taken over, and that the earlier one must not be asked
         again.
@@ -92,12 +92,14 @@ class VerdictClient:
 def verdict_client_for(
     interceptor: object, timeout_s: float, exp_id: str | None = None, *, delegate_rules: bool = False
 ) -> VerdictClient:
-    """Return the client for an interceptor, which is an object in this process, our actor, or any actor with `forward`.
+    """Return the client that asks an interceptor for verdicts.
 
     Args:
+        interceptor: an `Interceptor` in this process, this library's actor, or any actor with a method `forward`.
         exp_id: the experiment of the messages; this library's actor refuses messages of another experiment.
-        delegate_rules: whether the client may apply delegated rules, which is safe only if the server checks the
-            snapshot's number.
+        delegate_rules: whether the client may apply rules itself, which is safe only if the server checks that its
+            rules are not outdated.
+
     Raises: ConfigError if the interceptor is none of these, or if it has a rule that judges whole steps, but no steps
     are judged.
     """
@@ -135,7 +137,7 @@ class PassAll(VerdictClient):
         return BatchVerdict(epoch=NOBODY)
 
     async def pass_whole(self, broadcasts: Batch) -> BatchVerdict | None:
-        """Return a verdict that blocks nothing."""
+        """Return a verdict that blocks nothing, because there is no interceptor."""
         return await self.judge(broadcasts)
 
 
@@ -155,7 +157,7 @@ class LocalVerdictClient(VerdictClient):
         return self._last[1]
 
     async def wait(self, batch: Batch) -> BatchVerdict:
-        """Return the verdicts on deferred rows when there are some, or after PATIENCE_S."""
+        """Return the verdicts on rows that wait for slow rules, once there are some, or after PATIENCE_S seconds."""
         answer = self._interceptor.answer(batch, patient=True)
         return decode_verdicts(answer if isinstance(answer, bytes) else await answer).batch_verdict(batch.rows)
 
@@ -165,7 +167,7 @@ class LocalVerdictClient(VerdictClient):
         return not self._interceptor.rules.now
 
     async def pass_whole(self, broadcasts: Batch) -> BatchVerdict | None:
-        """Return a verdict that passes broadcasts to all their hearers, or None if there are rules."""
+        """Return a verdict that lets broadcasts pass to all their hearers; None if there are rules to judge them."""
         # This call makes the interceptor use the rules of the batch's step.
         await self.judge(broadcasts.take(np.zeros(0, np.intp)))
         return None if self._interceptor.rules.each else await self.judge(broadcasts)
@@ -266,11 +268,14 @@ class RemoteVerdictClient(VerdictClient):
         return verdicts.batch_verdict(batch.rows)
 
     async def wait(self, batch: Batch) -> BatchVerdict:
-        """Return the verdicts on deferred rows. Payloads are sent only if the interceptor has lost them."""
+        """Return the verdicts on messages that wait for slow rules, once a message has one, or after some seconds.
+
+        Payloads are sent only if the interceptor has lost them.
+        """
         return (await self._verdicts(batch, with_payload=False, patient=True)).batch_verdict(batch.rows)
 
     async def pass_whole(self, broadcasts: Batch) -> BatchVerdict | None:
-        """Return a verdict that passes broadcasts to all their hearers, or None if there are rules."""
+        """Return a verdict that lets broadcasts pass to all their hearers; None if rules may have to judge them."""
         rules = self._delegated_rules
         if rules is None:
             return None
@@ -304,7 +309,7 @@ class RemoteVerdictClient(VerdictClient):
     async def _ask(self, request: bytes, *, patient: bool) -> bytes:
         """Return the interceptor's answer to a request; raise Closed if the experiment has ended.
 
-        Args: `patient` says that the request is about deferred rows, whose answer waits for verdicts.
+        Args: `patient` says that the request is about rows that wait for slow rules, so the answer waits for verdicts.
         """
         lane = self._lane
         limit_s = self._timeout_s + (PATIENCE_S if patient else 0.0)
@@ -325,7 +330,7 @@ class RemoteVerdictClient(VerdictClient):
             raise
 
     async def _ask_anew(self, request: bytes, *, patient: bool) -> bytes:
-        """Ask over a lane that is opened anew, or by a Ray call if it cannot be opened."""
+        """Ask over a new connection to the interceptor, or by a Ray call if there can be none."""
         if asyncio.get_running_loop().time() < self._by_ray_until:
             return bytes(await self._handle.forward_batch.remote(request, patient, **self._options))
         async with self._opening:  # several requests may find at the same time that the lane is lost
@@ -341,10 +346,10 @@ class RemoteVerdictClient(VerdictClient):
             raise
 
     async def _open(self) -> LaneClient | None:
-        """Open the actor's current lane; return None if that fails.
+        """Open a connection for verdicts to the interceptor's actor; return None if that fails.
 
-        The last lane is tried first. After the network was interrupted, the lane can be reached sooner than the actor,
-        because Ray pauses for long between its attempts to connect. If neither lane nor Ray answers, raise
+        The last address is tried first. After the network was interrupted, it can be reached sooner than the actor,
+        because Ray pauses for long between its attempts to connect. If neither this address nor Ray answers, raise
         TimeoutError, after which the caller tries again.
         """
         before = self._address
@@ -373,7 +378,7 @@ class RemoteVerdictClient(VerdictClient):
         return self._lane
 
     def _drop(self, lane: LaneClient) -> None:
-        """Drop a lane, unless another lane has replaced it."""
+        """Drop a connection to the interceptor, unless another one has replaced it."""
         lane.close()
         if self._lane is lane:
             self._lane = None
@@ -381,9 +386,9 @@ class RemoteVerdictClient(VerdictClient):
     async def outdated(self, *, successor: bool) -> None:
         """Drop the delegated rules.
 
-        If another interceptor has taken over (`successor`), also close the connection to the lane.
+        If another interceptor has taken over (`successor`), also close the connection to the old one.
 
-        If only the rules have changed, the lane stays open, because all senders ask again at about the same time.
+        If only the rules have changed, the connection stays open, because all senders ask again at about the same time.
         """
         if successor:
             self._address = None  # the lane of the earlier interceptor may still be open
@@ -392,7 +397,7 @@ class RemoteVerdictClient(VerdictClient):
             self._delegated_rules.drop()
 
     async def close(self) -> None:
-        """Close the connection to the lane, and drop the delegated rules."""
+        """Close the connection for verdicts, and forget the rules that this client could apply itself."""
         if self._delegated_rules is not None:
             await self._delegated_rules.close()
         if self._lane is not None:

@@ -72,7 +72,7 @@ class TrialCalls:
         return True
 
     def of(self, plan: GroupPlan, step: int) -> CallMemory:
-        """Return the call memory of one group in one step."""
+        """Return the object by which one group's agents look up, and store, the results of calls in one step."""
         limit = MessagingConfig().payload_bytes
         return CallMemory(cast(RedisSteps, self), plan.name, 0, step, limit=limit, again=True)
 

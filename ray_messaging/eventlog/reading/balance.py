@@ -111,10 +111,11 @@ def _messages(part: pa.Table) -> NDArray[np.uint64]:
 
 
 def _records(part: pa.Table) -> tuple[NDArray[Any], NDArray[Any], NDArray[np.int64]]:
-    """Return, for some rows, records of their sends, records of their places in the streams, and counts of hearers.
+    """Return, for some rows: records of their sends, records of where they were read, and counts of hearers.
 
-    A place consists of the mailbox, the entry, the row, and whether the row is from a log note. The counts say, by
-    fate, how many hearers the rows represent beyond one per row.
+    A row was read from a mailbox, an entry of its stream, and a row in this entry; a flag says whether the entry was a
+    log note (which says what rules did with messages). The counts say, by fate, how many hearers the rows represent
+    beyond one per row.
     """
     part = part.combine_chunks()
     messages, mailboxes, entries = _messages(part), hashes(part["mailbox"]), hashes(part["entry"])
@@ -175,7 +176,10 @@ class _Partitions:
 
 
 def _first(messages: Sequence[NDArray[np.uint64]]) -> NDArray[np.uint64]:
-    """Return the distinct hashes of suspected messages, but at most _SUSPECTS + 1: one more than are examined."""
+    """Return the distinct hashes of messages that seem to be at fault.
+
+    There are at most _SUSPECTS + 1 of them, so that the caller sees whether there are more than it examines.
+    """
     return np.unique(np.concatenate(messages))[: _SUSPECTS + 1]
 
 
@@ -196,7 +200,7 @@ def _check_sends(records: NDArray[Any]) -> tuple[NDArray[np.uint64], NDArray[np.
 
 
 def _with_equal_positions(records: NDArray[Any]) -> NDArray[np.uint64]:
-    """Return the hashes of messages whose rows are from the same place of a stream. There should be none."""
+    """Return the hashes of messages whose rows claim the same place in a stream, which only a fault can cause."""
     records = records[np.argsort(records["place"])]
     same = records["place"][1:] == records["place"][:-1]
     return np.concatenate([records["message"][1:][same], records["message"][:-1][same]])

@@ -39,9 +39,10 @@ def count(view: View, *, by: str | Collection[str] = "fate", **fields: Any) -> p
 
 
 class CountSample(NamedTuple):
-    """The result of `sample`: counts as from `count`, the position up to which rows were looked at, and a share.
+    """The result of `sample`.
 
-    `share` is the share of these rows that was counted.
+    `counts` is a table as from `count`, `reached` the position of the last row that was looked at, and `share` the
+    fraction of the rows up to there that was counted.
     """
 
     counts: pa.Table
@@ -79,7 +80,7 @@ def counts(
     """Count the rows that match the filters, by each of several sets of columns, in one pass.
 
     Args:
-        derive: A function that computes columns that are not stored, and adds them to a part of the log.
+        derive: A function that adds columns which are not stored, computed from the others, to some rows.
     """
     keys = [stored(grouping) for grouping in groupings]
     columns = dict.fromkeys(name if name in SCHEMA.names else "sent_at" for grouping in keys for name in grouping)
@@ -94,9 +95,9 @@ def counts(
 
 
 class _Sum:
-    """The sum of the counts of several parts.
+    """The total counts of a query, to which the counts of each part of the log are added.
 
-    Tables of counts are merged each time their number of rows has doubled.
+    The added tables are merged from time to time, so that they take little memory.
     """
 
     def __init__(self, first: pa.Table, keys: Sequence[str]) -> None:

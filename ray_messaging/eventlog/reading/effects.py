@@ -101,7 +101,7 @@ def _end(view: View, first: int, wanted: int) -> int:
 
 
 class _Reach:
-    """The agents that could have been influenced so far. `found` has for each step a table of the new agents."""
+    """The agents that a message could have influenced so far. `found` has for each step a table of the new agents."""
 
     def __init__(self, view: View) -> None:
         self.found: list[pa.Table] = []
@@ -110,7 +110,10 @@ class _Reach:
         self._since: dict[str, NDArray[np.int64]] = {form: np.zeros(0, np.int64) for form in _KINDS}
 
     def moved(self, rows: pa.Table) -> pa.Table:
-        """Return the rows whose sender sent them in a step, and could have been influenced in or before that step."""
+        """Return those rows whose sender the message could have influenced before it sent them.
+
+        These are rows that agents sent in a step.
+        """
         steps, moved = rows["step"].to_numpy(), np.zeros(len(rows), np.bool_)
         for form, agents in self._agents.items():
             places = pc.index_in(rows[f"from_{form}"], agents).fill_null(-1).to_numpy()
@@ -121,7 +124,7 @@ class _Reach:
         return rows.filter(pa.array(moved))
 
     def add(self, step: int, parts: Iterator[pa.Table]) -> None:
-        """Add the agents that read the messages of some rows in a step."""
+        """Add the agents that read some messages in `step`. `parts` has the messages as rows."""
         pieces = [piece for part in parts if len(part) for piece in self._expansion.expanded(part, Filters())]
         for form, kind in _KINDS.items():
             readers = pa.chunked_array([chunk for piece in pieces for chunk in piece[f"to_{form}"].chunks], kind)

@@ -65,7 +65,9 @@ class Expansion:
         return audiences_of(self._folder)
 
     def expanded(self, part: pa.Table, filters: Filters) -> Iterator[pa.Table]:
-        """Yield the matching rows of a part with its broadcasts expanded, in order, about PIECE_PAIRS rows at a time.
+        """Yield the matching rows of a table, in order, with one row for each hearer of a broadcast.
+
+        Each yielded table has about PIECE_PAIRS rows.
 
         Args: `part` must have the columns NEEDED. Its rows must match all fields of the query, except those about the
         recipient.
@@ -106,7 +108,7 @@ class Expansion:
         return _replaced(table, "channel", _channels(table))
 
     def hearers(self, part: pa.Table) -> list[RowHearers]:
-        """Return the hearers of all broadcasts in a part that has the columns NEEDED.
+        """Return the hearers of all broadcasts in a table, which must have the columns NEEDED.
 
         Raises: LogError if the hearers of a broadcast are not known.
         """

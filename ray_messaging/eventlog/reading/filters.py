@@ -90,7 +90,7 @@ def check_columns(columns: object, known: Collection[str]) -> list[str]:
 
 
 def check_agent(name: str, value: object) -> AgentId:
-    """Return an id in canonical form; raise InvalidQuery if it is not a valid id."""
+    """Return an agent's id in the one form that the log uses; raise InvalidQuery if it is not a valid id."""
     try:
         return check_id(value)
     except InvalidAddress as error:
@@ -241,7 +241,7 @@ class Filters:
     def limited(self, limit: int | None, *, loose: bool) -> "Filters":
         """Return a copy of these filters with another limit.
 
-        In a `loose` copy a broadcast matches for any wanted recipient, because its row has no recipient.
+        In a `loose` copy, a broadcast's row matches whatever recipients are wanted, because the row names no recipient.
         """
         made = copy(self)
         made._loose, made.limit = loose, limit

@@ -149,7 +149,7 @@ def found_in(
 ) -> pa.Table:
     """Return the matching rows; with `expand`, one row for each hearer of a broadcast.
 
-    Args: `only` is a function that selects the wanted rows of a part.
+    Args: `only` is a function that selects the wanted rows of a table.
     """
     found: list[pa.Table] = []
     left = filters.limit
@@ -178,8 +178,8 @@ def has_names(view: View, *, expand: bool = False, **fields: Any) -> bool:  # no
 def recent(view: View, *, limit: int, width: int, **fields: Any) -> pa.Table:  # noqa: ANN401 - see Fields
     """Return the last `limit` matching rows in log order, with payloads as JSON text of at most `width` characters.
 
-    `payload_bytes` is the size of the text before it is cut. Segments are read from the last one on, until there are
-    enough rows. Only the payloads of a few row groups are in memory at a time.
+    `payload_bytes` is the size of the text before it is cut. The log's files are read from the last one on, until there
+    are enough rows. Only the payloads of a few row groups are in memory at a time.
     """
     asked = check_count("limit", limit, at_least=0)
     left = sys.maxsize if asked is None else asked
@@ -203,7 +203,7 @@ def recent(view: View, *, limit: int, width: int, **fields: Any) -> pa.Table:  #
 
 
 def _backwards(view: View, after: int | None) -> Iterator[tuple[View, int | None]]:
-    """Yield the rows that are in no file yet, and then each segment, from the last to the first.
+    """Yield views of parts of the log, from the last to the first: the rows that are in no file yet, then each file.
 
     Each comes with a position: only its rows after this position are wanted (None: all of its rows).
     """
@@ -217,7 +217,7 @@ def _backwards(view: View, after: int | None) -> Iterator[tuple[View, int | None
 
 
 def _cut(part: pa.Table, width: int) -> pa.Table:
-    """Return a part with payloads cut to `width` characters, and a column with their sizes in bytes before the cut."""
+    """Return rows with payloads cut to `width` characters, and a column with their sizes in bytes before the cut."""
     sizes = pc.binary_length(part[TEXT]).cast(pa.int64())
     for name in _TEXTS:
         place = part.column_names.index(name)

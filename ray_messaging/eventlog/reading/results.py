@@ -129,9 +129,9 @@ def plain(part: pa.Table) -> pa.Table:
 
 
 def joined(parts: Iterable[pa.Table], columns: Sequence[str]) -> pa.Table:
-    """Join the parts of a scan, and leave out typed columns without values.
+    """Join the parts of a query's result in one table, without typed columns that have no value.
 
-    If there are no parts, return an empty table of these columns and `position`.
+    If there are no parts, return an empty table with `columns` and the column `position`.
     """
     found = [
         part.drop_columns([name for name in typed_names(part.column_names) if part[name].null_count == len(part)])

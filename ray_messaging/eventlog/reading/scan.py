@@ -66,7 +66,7 @@ def _check_time() -> None:
 
 
 class View(NamedTuple):
-    """The data that a query reads: segments, and rows and collected data that are in no file yet."""
+    """The data that a query reads: the log's files, and rows and collected data that are in no file yet."""
 
     folder: Folder
     segments: Sequence[Segment]
@@ -75,7 +75,7 @@ class View(NamedTuple):
 
     @property
     def closed(self) -> int:
-        """Return the position after the last row of the segments."""
+        """Return the position after the last row that is in a file."""
         return self.segments[-1].first_row + self.segments[-1].rows if self.segments else 0
 
     @property
@@ -95,7 +95,7 @@ def scan(
         text: Return typed payloads as JSON text instead.
         raw: If there is no limit, leave texts dictionary-encoded, and leave `position` out.
 
-    Raises: LogError with the path of a damaged segment.
+    Raises: LogError with the path of a damaged file.
     """
     left = filters.limit
     if left == 0:
@@ -127,12 +127,12 @@ def has_names(view: View, filters: Filters) -> bool:
 
 
 def schemas(view: View, filters: Filters) -> Iterator[pa.Schema]:
-    """Yield the schemas of the files and live tables that may have matching rows."""
+    """Yield the schemas of the files, and of the tables that are in no file yet, which may have matching rows."""
     return (dataset.schema for dataset in datasets(view, filters))
 
 
 def datasets(view: View, filters: Filters) -> Iterator[ds.Dataset]:
-    """Yield datasets: the file of each segment that may match, then the tables of rows that are in no file yet.
+    """Yield datasets: each file of the log that may match, then the tables of rows that are in no file yet.
 
     There is a dataset for each file, because a dataset of several files would read files before they are needed.
     """
@@ -249,7 +249,7 @@ class _Reader:
         return list(dict.fromkeys([*(name for name in self._columns if name not in ends), *of_payloads, *ends]))
 
     def _finished(self, part: pa.Table) -> pa.Table:
-        """Return the rows of a part whose payloads match `contains`, with the payload columns that the result needs."""
+        """Return those rows whose payloads match `contains`, with the payload columns that the result needs."""
         typed, contains = typed_names(part.column_names), self._filters.contains
         if typed and (self._text or contains is not None):
             texts = texts_of(part)
@@ -264,7 +264,7 @@ class _Reader:
 
 
 def groups_with(file: ds.ParquetFileFragment, wanted: Mapping[str, Sequence[str]]) -> list[int]:
-    """Return the row groups that may have a wanted str.
+    """Return the row groups of a Parquet file that may have a wanted text in each column of `wanted`.
 
     The groups' statistics are read here, because Arrow ignores the statistics of dictionary columns.
     """

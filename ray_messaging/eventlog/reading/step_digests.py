@@ -38,13 +38,16 @@ _COLUMNS = [*_OF_MESSAGES, *_OF_BROADCASTS, "fate", "rule", "labels", "in_reply_
 
 
 def digest(view: View, *, step: int) -> bytes:
-    """Return the digest of a step. A step that is not sealed has the digest of a step without messages."""
+    """Return a hash of the messages of one step.
+
+    For a step that has not ended for all groups, return the hash of a step without messages.
+    """
     _, sums = _sums(view, step=step)
     return step_digest([sums[step]])
 
 
 def history(view: View, *, step: int) -> bytes:
-    """Return the digest of all steps up to `step`."""
+    """Return a hash of the messages of all steps up to `step`."""
     messages, sums = _sums(view, step=slice(0, step + 1))
     chained = b""
     for number in range(step + 1):
@@ -53,9 +56,9 @@ def history(view: View, *, step: int) -> bytes:
 
 
 def _sums(view: View, *, step: int | slice) -> tuple[Counter[int], Counter[int]]:
-    """Return, by step, the number of messages, and the sum of their digests.
+    """Return, by step, the number of messages, and the sum of their hashes, from which the step's digest is made.
 
-    All rows are read, because messages from outside may be logged before the messages of earlier steps.
+    All rows are read, because messages from outside of steps may be logged before the messages of earlier steps.
 
     Raises: LogError if a file of the log is gone.
     """
@@ -96,7 +99,9 @@ def _rows(view: View, filters: Filters) -> Iterator[tuple[DigestRow, int]]:
 
 
 def _outside(part: pa.Table, expansion: Expansion) -> Iterator[tuple[DigestRow, int]]:
-    """Yield the messages from outside that were read in a step, each with the number of messages that it represents.
+    """Yield the messages from outside of steps that were read in a step, each with how many messages it stands for.
+
+    A broadcast may stand for several messages.
 
     Args: `part` has these messages in the order of their arrival.
     """
@@ -110,7 +115,7 @@ def _outside(part: pa.Table, expansion: Expansion) -> Iterator[tuple[DigestRow, 
 
 
 def _digest_row(row: dict[str, Any], expansion: Expansion) -> DigestRow:
-    """Return the fields of a row that the digest covers, in the form that groups use when they compute the digest."""
+    """Return the fields of a row that a step's digest covers, in the form from which groups compute the digest."""
     audience = None
     if row["audience"] is not None:
         found = expansion.audience_digest(row["audience"], row["audience_version"])
@@ -185,7 +190,7 @@ def first_difference(mine: Iterable[pa.Table], theirs: Iterable[pa.Table]) -> Di
 
 
 def _first(found: Sequence[Unequal]) -> Difference:
-    """Return the difference that comes first in canonical order."""
+    """Return the difference whose message comes first, in the order that is the same in all runs."""
     mine, theirs = min(found, key=lambda pair: min(_place(row) for row in pair if row is not None))
     first = mine or theirs
     assert first is not None
@@ -196,12 +201,12 @@ def _first(found: Sequence[Unequal]) -> Difference:
 def beside(
     mine: Iterable[pa.Table], theirs: Iterable[pa.Table]
 ) -> tuple[dict[int, Counter[bool]], Iterator[tuple[int, Rows, Rows]]]:
-    """Compare the beginnings of two logs, and return the later messages of both, step by step.
+    """Compare two logs: skip the beginnings in which they are equal, and return the rest step by step.
 
-    Messages from outside are left out. Equal rows at the beginning are compared many at a time.
+    Messages from outside of steps are left out.
 
-    Returns: for each step, the numbers of blocked and of other messages at the beginning, which are equal in both logs;
-    and an iterator over the later steps, with the messages of each log.
+    Returns: for each step, how many of the skipped messages were blocked (True) and how many were not (False); and an
+    iterator over the later steps, with the messages of each log.
     """
     equal: defaultdict[int, Counter[bool]] = defaultdict(Counter)
     before: _Message = None
@@ -245,13 +250,16 @@ def _messages(own: pa.Table) -> Iterator[_Message]:
 
 
 def _last(part: pa.Table, before: _Message) -> _Message:
-    """Return the last message in a part that a group sent, or `before` if there is none."""
+    """Return the last message in some rows that a group sent, or `before` if there is none."""
     own = part.filter(pa.array(part["ordinal"].to_numpy() < FIRST_OUTSIDE))
     return next(_messages(own.slice(len(own) - 1))) if len(own) else before
 
 
 def _sent(parts: Iterable[pa.Table], before: _Message) -> Iterator[LogRow]:
-    """Yield the messages that groups sent after the message `before`, each only once, in canonical order."""
+    """Yield the messages that groups sent, each only once, in the order that is the same in all runs.
+
+    `before` is the message that comes just before the first one.
+    """
     for part in parts:
         yield from rows_of(_of_groups(part, before))
         before = _last(part, before)
@@ -296,7 +304,11 @@ def unequal(mine: Rows, theirs: Rows) -> list[Unequal]:
 
 
 def _paired(mine: Rows, theirs: Rows) -> Iterator[Unequal]:
-    """Yield pairs of unequal messages of an agent to the same recipient, or a message and None if there is no other."""
+    """Yield the differences between the messages that an agent sent in two runs.
+
+    The messages to the same recipient are compared in their order. A difference is a pair of unequal messages. If a
+    message of one run has no counterpart, the other one is None.
+    """
     waiting: defaultdict[AgentId | None, deque[LogRow]] = defaultdict(deque)
     for row in theirs:
         waiting[row.to_id].append(row)
@@ -322,7 +334,7 @@ def _asked(message_id: str) -> tuple[str, str]:
 
 
 def _place(row: LogRow) -> tuple[Any, ...]:
-    """Return the key that sorts rows into canonical order."""
+    """Return the key by which messages are sorted into the order that is the same in all runs."""
     return row.step, _rank(row.to_id), _rank(row.from_id), row.ordinal
 
 

@@ -47,8 +47,8 @@ NOTHING = DecodedEntry(None, 0)
 def decode_entry(item: LogItem, hearers_of: HearersOf = lambda _: None) -> DecodedEntry:
     """Decode an entry that contains a frame.
 
-    Messages of a step are left out, because they are read from the step's boxes. Messages of a mailbox are left out if
-    the log stream has a note about them, which is logged instead.
+    Messages of a step are left out, because the log reads them from the step itself. Messages of a mailbox are left out
+    if the log stream has a note about them, which is logged instead.
 
     Args: `hearers_of` is a function that returns the hearers of a batch's rows, or None if the rows are not broadcasts.
 
@@ -77,9 +77,9 @@ def decode_entry(item: LogItem, hearers_of: HearersOf = lambda _: None) -> Decod
 
 
 def delivered(batch: Batch, entry: str, mailbox: str, hearers: Hearers | None = None) -> LoggedPart | None:
-    """Return the rows of a mailbox's frame that were delivered and that no rule changed; None if there are none.
+    """Return the rows of a mailbox's frame that were delivered as they were sent; None if there are none.
 
-    The other rows have a note in the log stream, which says what rules did with them.
+    The rows that a rule changed are left out, because the log stream has a note about them.
     """
     part = LoggedPart(batch, None, entry, mailbox, DELIVERED, hearers=hearers) if len(batch) else None
     if part is None or batch.noted is None:
@@ -90,9 +90,12 @@ def delivered(batch: Batch, entry: str, mailbox: str, hearers: Hearers | None = 
 
 
 def noted(batch: Batch, entry: str, note: LogNote, takers: list[int] | None) -> LoggedPart | None:
-    """Return the rows that a note describes, or None if there are none.
+    """Return the rows that a log note describes, or None if there are none.
+
+    A log note records which messages were blocked, rewritten, undeliverable or published.
 
     Args: `takers` has, for published messages, the number of clients that received each of them.
+
     Raises: FrameError if `takers` is needed and does not fit the rows.
     """
     fates = _fates(note, takers, len(batch))
@@ -111,7 +114,7 @@ def _fates(note: LogNote, takers: list[int] | None, rows: int) -> int | NDArray[
 
 
 def payload_bytes(part: LoggedPart) -> int:
-    """Return roughly the size of the payloads of a part's rows in memory, in bytes."""
+    """Return roughly how many bytes of memory the payloads of some log rows take."""
     lines = part.batch.lines
     assert lines is not None
     said = lines.nbytes if lines.index is None else len(part.batch) * (lines.nbytes // max(1, lines.count))
@@ -119,7 +122,7 @@ def payload_bytes(part: LoggedPart) -> int:
 
 
 def pieces(part: LoggedPart, begin: int, limit: int) -> Iterator[tuple[LoggedPart, int]]:
-    """Yield a part's rows from `begin` on in pieces with at most `limit` bytes of payloads.
+    """Yield the rows for the log from `begin` on, in pieces with at most `limit` bytes of payloads.
 
     Each piece comes with the number of the row after its last one.
     """
@@ -142,7 +145,7 @@ def pieces(part: LoggedPart, begin: int, limit: int) -> Iterator[tuple[LoggedPar
 
 
 def without(part: LoggedPart, gone: NDArray[np.bool_]) -> LoggedPart | None:
-    """Return a part without the rows for which `gone` is True, or None if no row is left."""
+    """Return rows for the log without those for which `gone` is True, or None if no row is left."""
     stay = np.flatnonzero(~gone)
     if len(stay) == len(gone):
         return part
@@ -150,7 +153,7 @@ def without(part: LoggedPart, gone: NDArray[np.bool_]) -> LoggedPart | None:
 
 
 def _of_rows(part: LoggedPart, rows: NDArray[np.intp]) -> LoggedPart:
-    """Return a part with only some of its rows, in the given order."""
+    """Return only some of the rows that are to be logged, in the given order."""
     return LoggedPart(
         batch=part.batch.take(rows),
         rows=rows.astype(np.int32) if part.rows is None else part.rows[rows],
@@ -163,9 +166,11 @@ def _of_rows(part: LoggedPart, rows: NDArray[np.intp]) -> LoggedPart:
 
 
 def _note_of_rows(note: LogNote, rows: NDArray[np.intp], count: int) -> LogNote:
-    """Return what a note says about some rows of a batch, with their new row numbers.
+    """Return what a note says about some rows of a batch, as a note that numbers these rows from 0.
 
-    Args: `count` is the number of rows of the batch.
+    A note is the log's record of the blocked, rewritten and undeliverable rows of a batch.
+
+    Args: `count` is the number of rows of the whole batch.
     """
     places = np.full(count, -1)
     places[rows] = np.arange(len(rows))
@@ -185,9 +190,10 @@ def _before(part: LoggedPart) -> tuple[Before, ...]:
 
 
 def chunks_of(parts: Iterable[tuple[LoggedPart | None, T]]) -> Iterator[tuple[list[LoggedPart], list[T]]]:
-    """Collect parts in chunks that fit the processor's cache; yield each chunk with the marks of its parts.
+    """Collect rows for the log in chunks that fit the processor's cache; yield each chunk with its marks.
 
-    A mark is any value that belongs to a part. A mark may come with None in place of a part.
+    A chunk is a list of parts, the rows of one stream entry each. A mark is any value that belongs to a part. A mark
+    may come with None in place of a part.
     """
     chunk: list[LoggedPart] = []
     marks: list[T] = []

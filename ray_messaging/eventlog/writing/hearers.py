@@ -37,11 +37,11 @@ Retry = Callable[[Callable[[], Awaitable[Any]]], Awaitable[Any]]
 
 
 class Hearers(NamedTuple):
-    """The hearers of each row of some broadcasts.
+    """The agents of one mailbox that hear each row of some broadcasts.
 
-    `agents` is the digest of the mailbox's set of agents, and `pairs` the number of hearers of each row. If a row is in
-    `kept`, only some of the sender's hearers in the mailbox hear the row; `kept` has their places among all of these
-    hearers. If a row is not in `kept`, all of them hear it.
+    `agents` is the digest of all agents of the mailbox, and `pairs` the number of hearers of each row. The sender's
+    audience names agents of this mailbox. If a row is not in `kept`, all of these hear it. Otherwise `kept` has the
+    indices, among these, of the agents that hear it.
     """
 
     agents: str
@@ -58,9 +58,9 @@ HearersOf = Callable[[Batch], Hearers | None]
 
 
 def hearers_of(broadcasts: Batch, edges: Edges) -> Hearers:
-    """Return the hearers of broadcasts from a folded frame, in which one row stands for several hearers.
+    """Return whom broadcasts reach. In the frame, one row of a broadcast stands for all its hearers in a mailbox.
 
-    Args: `edges` has those pairs of the audience's version whose hearers are agents of the mailbox.
+    Args: `edges` has the pairs of sender and hearer in the audience's version, for the agents of this mailbox only.
 
     Raises: FrameError if the edges give another number of pairs than the frame.
     """
@@ -89,7 +89,7 @@ def _key_of(broadcasts: Batch) -> _Key:
 
 
 def hearer_columns(found: Sequence[Hearers | None], counts: Sequence[int]) -> dict[str, pa.Array]:
-    """Return, by name, the log's columns about hearers, for the rows of several batches.
+    """Return the log's columns that say whom a broadcast has reached, by name, for the rows of several batches.
 
     Args: `found` has the hearers of each batch (None: no hearers are known), and `counts` its number of rows.
     """
@@ -135,7 +135,10 @@ class BroadcastHearers:
         return found
 
     async def of_frames(self, frames: Iterable[bytes]) -> "FrameHearers":
-        """Load the edges that are needed to find the hearers of the broadcasts in some frames."""
+        """Load what is needed to find the hearers of the broadcasts in some frames.
+
+        Returns: an object that finds the hearers.
+        """
         found: dict[_Key, Edges | None] = {}
         for frame in filter(is_folded, frames):
             try:
@@ -197,9 +200,11 @@ class BroadcastHearers:
             return None
 
     async def _of_a_mailbox(self, digest: bytes) -> AgentSet:
-        """Return the set of agents with a digest from the directory of mailboxes.
+        """Find the set of agents with a digest among the present and former agents of the mailboxes.
 
-        The frames that were written before the log began need this, because their senders stored no set.
+        Frames that were written before the log began need this, because their senders stored no set.
+
+        Raises: UnknownName if no mailbox has these agents.
         """
         for record in (await self._transport.load_directory(0)).changed:
             for agents in (*record.by_subtopic().values(), *record.former()):
@@ -230,7 +235,10 @@ class FrameHearers:
         self._lack = lack
 
     def __call__(self, batch: Batch) -> Hearers | None:
-        """Return the hearers of each row."""
+        """Return the agents that each row of a batch reaches, or None.
+
+        None: that is not known, or the rows are no broadcasts.
+        """
         edges = None if batch.fold is None else self._found.get(_key_of(batch))
         if edges is not None:
             try:
@@ -240,7 +248,9 @@ class FrameHearers:
         return None
 
     def unamended(self, batch: Batch, amendments: Sequence[Batch]) -> Batch | None:
-        """Return the broadcasts of a batch that some hearers hear unchanged by amendments; None if there are none.
+        """Return the broadcasts of a batch that reach some hearers unchanged by rules for whole steps.
+
+        None: there are no such broadcasts.
 
         Args: `amendments` is what `amendments_of` returns for the batch.
         """

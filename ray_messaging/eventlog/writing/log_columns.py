@@ -43,9 +43,10 @@ _FEW_ROWS = 64
 
 
 class LoggedPart(NamedTuple):
-    """The rows of one stream entry that are to be logged. There is at least one.
+    """A part of the log: the rows of one stream entry that are to be logged. There is at least one.
 
-    `note` is the log note with the facts about these rows (None: there is none), and `fates` has their fates.
+    `note` is the sender's record of which rows were blocked or rewritten, and why (None: there is none). `fates` has
+    the fates of the rows.
     """
 
     batch: Batch
@@ -58,7 +59,7 @@ class LoggedPart(NamedTuple):
 
 
 class _Run(NamedTuple):
-    """Several parts that were joined to one sequence of rows, and each part's first row and number of rows.
+    """Log rows of several batches, joined to one sequence, with each batch's first row and number of rows.
 
     `fates` is an int if all rows have the same fate.
     """
@@ -74,7 +75,10 @@ class _Run(NamedTuple):
 
 
 def record_batch(exp_id: str, parts: Sequence[LoggedPart]) -> pa.RecordBatch:
-    """Build the rows of some parts, in their order. The names of typed columns contain their types."""
+    """Build the log's rows from the contents of stream entries, in their order.
+
+    The names of typed columns (values that senders passed as columns) contain their types.
+    """
     counts = [len(part.batch) for part in parts]
     run = _Run(parts, [0, *accumulate(counts[:-1])], counts, _fates(parts, counts))
     from_ids, to_ids = ends([part.batch.from_ids for part in parts]), ends([part.batch.to_ids for part in parts])
@@ -121,7 +125,7 @@ def record_batch(exp_id: str, parts: Sequence[LoggedPart]) -> pa.RecordBatch:
 
 
 def _is_folded(part: LoggedPart) -> bool:
-    """Return whether each row of a part represents several hearers of a broadcast."""
+    """Return whether each of these rows stands for several hearers of a broadcast."""
     return part.hearers is not None or part.batch.fold is not None
 
 
@@ -256,7 +260,7 @@ def _notes(run: _Run) -> tuple[pa.Array, pa.Array, pa.Array]:
 
 
 def extension_columns(batches: Sequence[Batch]) -> dict[str, pa.Array]:
-    """Return the columns of the batches' extensions, by name."""
+    """Return, by name, the columns of facts that only some messages have, such as the step or the audience."""
     counts = [len(batch) for batch in batches]
     if all(batch.extension is None for batch in batches):
         return {name: nulls(sum(counts), SCHEMA.field(name).type) for name in OF_EXTENSIONS}

@@ -1,4 +1,4 @@
-"""The open segment: the newest rows of the log, in memory until the segment is full or old enough."""
+"""The newest rows of the log, in memory until there are enough for a file, or they are old enough to be written."""
 
 import time
 from typing import Any, NamedTuple
@@ -28,7 +28,7 @@ _LEVELS = (64, 4_096)
 
 
 class SegmentContent(NamedTuple):
-    """The rows of a segment at some moment, and the stream cursors at the same moment."""
+    """The rows of the log that a file is to hold, and the positions up to which the streams were read then."""
 
     number: int
     table: pa.Table | None  # None: there are no rows
@@ -40,7 +40,7 @@ class SegmentContent(NamedTuple):
 
 
 class OpenSegment:
-    """The segment that is being filled. It collects rows in memory."""
+    """The rows that will be in the log's next file (the open segment). It collects them in memory."""
 
     def __init__(self, number: int, first_row: int) -> None:
         self.number = number
@@ -53,11 +53,11 @@ class OpenSegment:
         self._since: float | None = None
 
     def is_full(self, rows: int, nbytes: int) -> bool:
-        """Return whether the segment has so many rows, bytes or typed columns that it must be closed."""
+        """Return whether there are so many rows, bytes or typed columns that the file must be closed."""
         return self.rows >= rows or self.nbytes >= nbytes or self.rows * len(self._typed) >= CELLS
 
     def is_too_wide_for(self, batch: pa.RecordBatch | None) -> bool:
-        """Return whether some rows would give the segment too many columns. Then close it before they are added."""
+        """Return whether these rows would give the file too many columns. Then it must be closed before they come."""
         if batch is None or not self.rows:
             return False
         rows: int = self.rows + batch.num_rows
@@ -66,7 +66,7 @@ class OpenSegment:
     def add(self, batch: pa.RecordBatch | None) -> None:
         """Append rows, which wait to be stored in a file.
 
-        With None there are no rows, but cursors have moved, and wait to be stored.
+        None: there are no rows, but the positions in the streams have changed, and wait to be stored.
         """
         self._since = self._since or time.monotonic()
         if batch is None:
@@ -88,20 +88,23 @@ class OpenSegment:
             self._batches[-small:] = joined_rows(self._batches[-small:]).combine_chunks().to_batches()
 
     def age(self) -> float:
-        """Return how long, in seconds, rows or cursors have waited to be stored in a file; 0.0 if none wait."""
+        """Return for how many seconds rows, or positions in the streams, have waited for a file; 0.0 if none wait."""
         return 0.0 if self._since is None else time.monotonic() - self._since
 
     @property
     def waiting(self) -> bool:
-        """Return whether rows or cursors wait to be stored in a file."""
+        """Return whether rows, or positions up to which streams were read, are in no file yet."""
         return self._since is not None
 
     def table(self) -> pa.Table:
-        """Return the rows of the segment as a table. There must be at least one row."""
+        """Return the rows that were collected for the next file as a table. There must be at least one row."""
         return laid_out(joined_rows(self._batches))
 
     def content(self, streams: StreamCursors, steps: StepPosition | None) -> SegmentContent:
-        """Return the present rows and cursors, to be written to a file. Rows can still be added afterwards."""
+        """Return a copy of what a file must hold now: the rows so far, and how far the server's streams were read.
+
+        Rows can still be added afterwards.
+        """
         self._since = None
         meta = {"first_row": self.first_row, "cursors": dict(streams.cursors), "begun": dict(streams.begun)}
         meta |= {"taken": streams.taken(), "steps": steps}

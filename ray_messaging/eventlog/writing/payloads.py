@@ -72,7 +72,7 @@ def _spread(columns: Sequence[pa.Array], rows: Sequence[NDArray[np.intp]], count
 
 
 def _columns_of(kind: Kind, payloads: Sequence[Payloads | None]) -> dict[str, pa.Array]:
-    """Build the columns of payloads that all have the same kind, in order."""
+    """Build the columns of payloads that all have the same columns and types, in order."""
     if not kind:
         return {TEXT: _text_column([each for each in payloads if isinstance(each, PayloadColumn)])}
     joined = TypedColumns.joined([each for each in payloads if isinstance(each, TypedColumns)])
@@ -107,7 +107,7 @@ def _text_column(payloads: Sequence[PayloadColumn]) -> pa.LargeStringArray:
 
 
 def _is_few(lines: PayloadColumn) -> bool:
-    """Return whether a batch has so few bytes that one array for several batches is built faster than one for each."""
+    """Return whether a batch is so small that its payloads are best converted together with those of others."""
     return lines.index is None and not lines.raw and lines.nbytes < _MANY_BYTES
 
 

@@ -1,4 +1,4 @@
-"""Durable storage of segments.
+"""Durable storage of segments, the Parquet files of the log.
 
 Once a segment is stored, the server may trim the streams. Failures are reported, and the call is repeated.
 
@@ -33,9 +33,9 @@ _TAKE_OVER_S = 20.0
 
 
 class SegmentStore:
-    """Storage of one writer's segments, which are written one at a time. `closed` are the segments that are complete.
+    """Storage of one writer's segments (the Parquet files of the log), one at a time. `closed` are the complete ones.
 
-    The cursors of these segments are not kept in memory, because the next segment has the cursors of all streams again.
+    The positions in the streams are not kept for old segments, because the next segment has all of them again.
 
     Args: `writer` is the writer's name in the folder's account (see `FolderAccount`). `known` returns whether the
     server still knows the log of this run. `crash` is called at the points where tests crash the writer. `on_trouble`
@@ -71,7 +71,7 @@ class SegmentStore:
         self._publishing = asyncio.Lock()  # only one file is published at a time
 
     async def take_over(self, epoch: int) -> Segment | None:
-        """Make this writer the folder's owner; return the newest segment, or None if there is none.
+        """Make this writer the folder's owner; return the newest segment (file of the log), or None if there is none.
 
         Raises: LogError if the folder cannot be used.
         """
@@ -86,16 +86,16 @@ class SegmentStore:
         return self._folder.segments()
 
     async def resume(self, taken: dict[str, tuple[int, int]]) -> None:
-        """Report to the server how far the segments go, because an earlier writer may have died before it did so.
+        """Tell the server what is already in files, because an earlier writer may have died before it did so.
 
-        Args: `taken` has, for each stream, the numbers of its messages and bytes in the segments.
+        Args: `taken` has, for each stream, how many of its messages and bytes are in files.
 
         Raises: Fenced if there is a newer writer.
         """
         await self.retry(lambda: self._log.note_resumed(self.epoch, taken))
 
     async def store(self, content: SegmentContent) -> Segment:
-        """Make a segment durable.
+        """Write a segment, one Parquet file of the log, and retry until it is on the disk. Return its description.
 
         Raises: Fenced if there is a newer writer; LogError if the write fails after `stop_retrying`.
         """
@@ -130,7 +130,7 @@ class SegmentStore:
         self._crash("written")
 
     async def check_owner(self) -> None:
-        """Check that this writer owns the log; set `lost` if the server has lost the log.
+        """Raise an error unless this writer still owns the log; set `lost` if the server has lost the log.
 
         Raises: Fenced if there is a newer writer; ConnectionFailed if the server cannot be reached.
         """
@@ -266,7 +266,7 @@ async def with_folder_lock(folder: Folder, work: Callable[[], T], pause: Callabl
 
 
 def died_before_loss(exp_id: str, folder: Folder, segments: Sequence[Segment]) -> LogError:
-    """Build the error for a new writer that finds segments in the folder, but no streams on the server."""
+    """Build the error for a new writer that finds files of the log in the folder, but no streams on the server."""
     rows = sum(segment.rows for segment in segments)
     return LogError(
         f"the log's process died, and the server has lost the data of experiment {exp_id!r} (was it flushed, restored "

@@ -85,7 +85,7 @@ class CheckpointWriter:
         self._written = -1  # the last step whose checkpoint has a file
 
     async def begin(self) -> None:
-        """Choose the step after which data are copied next. The server lets no later step begin before the copy."""
+        """Choose the step after which data are copied next. The server begins no later step before the copy is made."""
         progress = await self._retry(self._store.progress)
         self._written = max(await asyncio.to_thread(self._folder.checkpoints), default=-1)
         # A writer that died may have stopped the groups for a checkpoint that it did not write.

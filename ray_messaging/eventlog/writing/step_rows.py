@@ -65,10 +65,10 @@ _TEXT_BYTES = 2**30
 class StepFeed:
     """Reader of the messages of an experiment's steps. It passes their rows to the event log.
 
-    The messages that were sent in a step are read when the step is sealed, even if they are delivered in a later step.
-    The log sets a hold on the server, so that the server keeps the boxes until their rows are in a file.
+    The messages that were sent in a step are read when the step has ended for all groups, even if they are delivered in
+    a later step. The server keeps the messages until their rows are in a file, because this reader asks it to.
 
-    `position` is the log's position in the steps.
+    `position` says up to which step the messages are in the log.
 
     Args: `reader` reads the experiment's streams. `take` is `LogWriter._take`. Its argument `missing` is a
     text about missing messages, if the groups have counted other numbers of messages in a step than the log has;
@@ -98,7 +98,10 @@ class StepFeed:
         self._news: asyncio.Task[News] | None = None
 
     async def begin(self, position: StepPosition | None) -> None:
-        """Register the log's hold, and go on after the newest segment's `position` (None: there is no segment)."""
+        """Begin to read the steps after `position` (None: no step is in a file), and make the server keep them.
+
+        If the server's records of the steps disagree with `position`, they decide where the log continues.
+        """
         progress = await self._store.progress()
         held = progress.holds.get(HOLD)
         handled, outside = position or self.position
@@ -111,27 +114,27 @@ class StepFeed:
         self.position = StepPosition(handled, outside)
 
     def _move(self, position: StepPosition) -> bool:
-        """Set the log's position; return whether groups may soon have to wait for the log.
+        """Set the position up to which the log has read; return whether groups may soon have to wait for the log.
 
-        They may if many steps, or many bytes, are in no file yet, so that the server must keep their boxes.
+        They have to wait if too many steps, or too many bytes, are in no file yet: the server must keep these messages.
         """
         self.position = position
         steps, kept = position.handled - self._held, sum(self._sizes.values())
         return steps >= max(1, self._settings.lag // 4) or 2 * kept > self._settings.lag_bytes
 
     async def written(self, position: StepPosition) -> None:
-        """Move the log's hold to a position whose rows are in files, so that the server can remove the boxes."""
+        """Tell the server that all rows up to a position are in files, so that it can remove these steps' messages."""
         if position.handled > self._held:
             await self._reader.retry(partial(self._store.hold, HOLD, position.handled))
             self._held = position.handled
             self._sizes = {step: nbytes for step, nbytes in self._sizes.items() if step > self._held}
 
     async def end(self) -> None:
-        """Remove the log's hold from the server, which then need not keep boxes for the log."""
+        """Let the server remove messages of steps without waiting for the log."""
         await self._store.drop_hold(HOLD)
 
     def ask(self) -> Callable[[], bool]:
-        """Ask for all messages of sealed steps, and all messages from outside, that the server has now.
+        """Ask for all messages of steps that have ended for all groups, and from outside, that the server has now.
 
         Returns: a function that returns whether the log has these messages.
         """
@@ -158,9 +161,10 @@ class StepFeed:
                 await task_health.end(self._news)
 
     async def _wait(self, news: str) -> None:
-        """Wait for news of a step after the stream id `news`, or until `ask` is called.
+        """Wait until something new has happened in a step, or until `ask` is called.
 
-        If `ask` ends the wait, the next call continues the same request for news.
+        Args: `news` is the id of the last event that was seen, in the server's stream of events of steps. If `ask` ends
+        the wait, the next call continues the same request to the server.
         """
         if self._news is None:
             waiting = self._reader.retry(partial(self._store.wait, news, STEP_NEWS_TIMEOUT_S))
@@ -175,7 +179,7 @@ class StepFeed:
             done.result()
 
     async def _pass_on_sealed(self, sealed: int) -> None:
-        """Pass the rows of each step up to the last sealed one to the log."""
+        """Pass the messages of each step that has ended for all groups, up to the step `sealed`, to the log."""
         listed = self.position.handled
         for step in range(listed + 1, sealed + 1):
             if step > listed:
@@ -193,7 +197,7 @@ class StepFeed:
             self._after = {box: entry for box, entry in self._after.items() if _step_of(box) > step + 1}
 
     async def _pass_on_outside(self, progress: Progress) -> None:
-        """Pass new messages from outside to the log, although no group has read them yet."""
+        """Pass new messages that were sent outside of steps to the log, although no group has read them yet."""
         parts: list[LoggedPart] = []
         handled, outside = self.position.handled, dict(self.position.outside)
         last = max(progress.latest, progress.sealed) + _AHEAD
@@ -207,9 +211,11 @@ class StepFeed:
             await self._take(rows, partial(self._move, StepPosition(handled, outside)), "")
 
     async def _parts(self, box: str, step: int, covers: list[Cover]) -> list[tuple[LoggedPart, bool]]:
-        """Return the parts of a box that are logged together with a step.
+        """Return the rows of a box (what one mailbox reads in one step) that belong to a step in the log.
 
-        Each part comes with a bool, which says whether the part consists of changes that rules for whole steps made.
+        Each part comes with a bool, which says whether it has changes that rules for whole steps made.
+
+        Args: `covers` says whose frames in the box are valid.
         """
         if _step_of(box) == step:
             return [(part, False) for part in self._fresh(box, *await self._frames(box, covers, _START))]
@@ -226,10 +232,10 @@ class StepFeed:
     async def _frames(
         self, box: str, covers: list[Cover], after: str, step: int | None = None
     ) -> tuple[list[BoxFrame], FrameHearers]:
-        """Return the frames of a box that are valid according to its covers, and their hearers.
+        """Return the valid frames of a box (what one mailbox reads in a step), and whom their broadcasts reach.
 
-        Args: Reading begins after the entry `after`. `step` is the step of the wanted frames (None: frames from
-        outside).
+        Args: `covers` says whose frames are valid. Reading begins after the entry `after`. `step` is the step in which
+        the frames were sent (None: they come from outside of steps).
         """
         named = {(cover.group, cover.sent, cover.attempt) for cover in covers}
         frames: list[BoxFrame] = []
@@ -267,7 +273,7 @@ class StepFeed:
         )
 
     def _fresh(self, box: str, frames: Sequence[BoxFrame], hearers_of: FrameHearers) -> list[LoggedPart]:
-        """Return the rows of frames from outside that are not in the log yet."""
+        """Return the rows of frames that were sent outside of steps, if the log does not have them yet."""
         left, parts = self.position.outside.get(box, 0), []
         for frame in frames:
             if left >= frame.rows:
@@ -281,9 +287,10 @@ class StepFeed:
     ) -> LoggedPart | None:
         """Return the rows of a frame for the log, or None if there are none.
 
-        Broadcasts that were amended for all their hearers are left out, because log notes have these rows already.
+        Broadcasts that rules for whole steps have changed for all their hearers are left out: log notes have these
+        rows.
 
-        Args: `amendments` are the amendments of the frame's broadcasts.
+        Args: `amendments` are batches of such changes to the frame's broadcasts.
         """
         mailbox, _, at = box.rpartition("@")
         try:
@@ -325,7 +332,7 @@ class StepFeed:
 
 
 def _amendments(frames: Sequence[BoxFrame], step: int) -> dict[int, list[Batch]]:
-    """Return how the supervisor of the steps has changed broadcasts in a box, by the index of the broadcasts' frame."""
+    """Return how rules for whole steps have changed broadcasts: {index of the broadcasts' frame: changes}."""
     made = [(frame, batch_of(frame, step)) for frame in frames if frame.tag.group == SUPERVISOR]
     changes = [batch for frame, batch in made if amends(frame, batch)]
     folded: dict[int, Batch] = {}
@@ -339,10 +346,7 @@ def _amendments(frames: Sequence[BoxFrame], step: int) -> dict[int, list[Batch]]
 
 
 def _superseded(parts: Sequence[LoggedPart], changed: Sequence[LoggedPart]) -> list[LoggedPart]:
-    """Return the parts of a step, followed by `changed`: the parts with messages that rules for whole steps changed.
-
-    A message that was changed is left out of the other parts.
-    """
+    """Return the rows of a step, without those that rules for whole steps changed, and then the `changed` rows."""
     keys = message_keys([part.batch for part in (*changed, *parts)])
     found = np.split(keys, np.cumsum([len(part.batch) for part in (*changed, *parts)])[:-1])
     news, olds = found[: len(changed)], found[len(changed) :]
@@ -356,9 +360,9 @@ def _superseded(parts: Sequence[LoggedPart], changed: Sequence[LoggedPart]) -> l
 
 
 class Earlier:
-    """The rewrites that rules for single messages made: for each message, its original payload and the rule.
+    """The changes that rules for single messages made to payloads: for each message, its original payload and the rule.
 
-    Args: `parts` are all parts of a step, each with the keys of its rows.
+    Args: `parts` are all messages of a step, in parts, each with a key for each row.
     """
 
     def __init__(self, parts: Iterable[tuple[LoggedPart, NDArray[np.int64]]]) -> None:
@@ -372,9 +376,9 @@ class Earlier:
                     self._rules |= dict.fromkeys(keys[np.frombuffer(why.rows, "<u4")].tolist(), (why.rule, why.reason))
 
     def kept_in(self, part: LoggedPart, keys: NDArray[np.int64]) -> LoggedPart:
-        """Return a part with changed messages, after adding to its note the payloads that the agents had sent.
+        """Return messages that a rule for whole steps has changed, with the payloads that the agents had sent.
 
-        If the note names no rule for a message, the rule that rewrote the message earlier is added to the note.
+        If the log note of a message names no rule, the rule that rewrote the message earlier is added.
 
         Args: `keys` has the key of each row, by which the rewrites of its message are found.
         """
@@ -402,7 +406,7 @@ def _rows_and_fates(
 
 
 def _in_order(exp_id: str, parts: Sequence[LoggedPart]) -> pa.RecordBatch | None:
-    """Build the rows of some parts in canonical order; return None if there are none."""
+    """Build the rows of a step in the order that is the same in all runs; return None if there are no rows."""
     cut = [piece for part in parts for piece, _ in pieces(part, 0, PIECE_BYTES)]
     if not cut:
         return None
@@ -447,7 +451,7 @@ def _sent(parts: Sequence[LoggedPart]) -> Counter[str]:
 
 
 def _is_said(part: LoggedPart) -> bool:
-    """Return whether the rows of a part are broadcasts, or messages to single hearers of a broadcast."""
+    """Return whether the rows are broadcasts, or messages to single hearers of a broadcast."""
     return part.batch.extension is not None and part.batch.extension.audience is not None
 
 
@@ -483,9 +487,10 @@ def _text(counts: Counter[str]) -> str:
 
 
 def _by_step(boxes: Mapping[str, Sequence[Cover]]) -> dict[int, dict[str, list[Cover]]]:
-    """Group the covers of boxes, which list valid frames, by the step in which the frames' messages were sent.
+    """Group the records that say which frames are valid by the step in which the frames' messages were sent.
 
-    A cover of messages from outside belongs to the step in which they are read.
+    Each record is a cover, and `boxes` has the covers of each box (what one mailbox reads in one step). A cover of
+    messages from outside of steps belongs to the step in which they are read.
     """
     found: dict[int, dict[str, list[Cover]]] = {}
     for box, covers in boxes.items():

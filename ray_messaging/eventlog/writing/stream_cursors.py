@@ -1,4 +1,4 @@
-"""Cursors of the streams that the log reads, the choice of the next read, and tasks that wait for rows."""
+"""The positions up to which the log has read the server's streams, the choice of the next read, and waiting tasks."""
 
 import asyncio
 from collections import deque
@@ -94,7 +94,7 @@ class StreamCursors:
             self._widening *= _WIDENING
 
     def move(self, done: Iterable[WrittenEntry]) -> bool:
-        """Move the cursors past entries whose rows are in the log now.
+        """Record that the rows of these entries are in the log, so that the next read begins after them.
 
         Returns: False, because the server does not wait for a file with these rows.
         """
@@ -106,9 +106,9 @@ class StreamCursors:
         return False
 
     def _advance(self, item: LogItem, messages: int) -> None:
-        """Move the cursor of a stream past an entry whose rows are all in the log now.
+        """Record that all rows of a stream's entry are in the log.
 
-        Args: `messages` is the number of the entry's messages, which is added to the stream's mark.
+        Args: `messages` is the number of messages in the entry. It is added to what the log has taken from the stream.
         """
         if item.stream not in self.cursors:
             return  # the stream was dropped during the read
@@ -140,7 +140,7 @@ class StreamCursors:
         return tuple(name for name in self._ended if self._done(name))
 
     def drop(self, names: tuple[str, ...]) -> None:
-        """Remove finished streams, with their cursors and marks."""
+        """Forget streams that have ended, and the positions in them."""
         for name in names:
             self.cursors.pop(name, None)
             self._seen.pop(name, None)
@@ -182,7 +182,10 @@ class Waiters:
         self._asked = asyncio.Event()
 
     async def reach(self, goals: Iterable[Goal]) -> None:
-        """Wait until all goals are reached. A goal is a function that says whether the log has certain rows."""
+        """Wait until the log has certain rows.
+
+        Each goal is a function that returns whether the log has the rows that the goal stands for.
+        """
         missing = [goal for goal in goals if not goal()]
         if not missing:
             return

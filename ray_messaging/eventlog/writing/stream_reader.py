@@ -71,9 +71,9 @@ class StreamReader:
         return items
 
     def behind_s(self, *, blocked: bool) -> float:
-        """Return how many seconds the log is behind: the age that the oldest entry of the last read had at that time.
+        """Return how many seconds the log was behind at its last read: the age of the oldest entry of that read.
 
-        Args: With `blocked`, the time since that read is added.
+        Args: with `blocked`, the log waits to write, so the time since that read is added.
         """
         return self._age_s + (time.monotonic() - self._read_at if blocked else 0.0)
 
@@ -104,7 +104,10 @@ class StreamReader:
             yield done, record_batch(self.exp_id, parts) if parts else None
 
     def _take(self, item: LogItem, hearers_of: HearersOf) -> Iterator[tuple[LoggedPart | None, WrittenEntry]]:
-        """Yield the rows of an entry in pieces. The `WrittenEntry` of the last piece says that all rows are there."""
+        """Yield the rows of an entry in pieces, each with a `WrittenEntry` that says up to which row the entry is done.
+
+        For an entry without rows, yield None with its `WrittenEntry`.
+        """
         entry, begin = self.begun.pop(item.stream, ("", 0))
         try:
             part, messages = decode_entry(item, hearers_of) if item.frame else NOTHING
@@ -158,7 +161,10 @@ class ReadAhead:
         return self._pending is not None
 
     async def items(self, patience_s: Callable[[], float]) -> list[LogItem]:
-        """Return the next entries. If all streams are read, wait up to `patience_s()` seconds for entries."""
+        """Return the next entries of the streams; wait up to `patience_s()` seconds if there are none yet.
+
+        There is no wait if the read covers only some of the streams.
+        """
         if self._pending is None:
             read = self._streams.next_read()
             items = await self._reader.read(read, patience_s() if read.wait else 0.0)

@@ -1,4 +1,4 @@
-"""Writer of the event log. It writes each message from the streams to a segment exactly once, despite crashes."""
+"""Writer of the event log. It writes each message from the streams to a file exactly once, despite crashes."""
 
 import asyncio
 import logging
@@ -45,7 +45,7 @@ _BUSY_S = 0.2  # how long a read blocks while a file is being written and the ne
 
 
 async def _always_known() -> bool:
-    """Return True, which means that the log on the server is the log of this run."""
+    """Return True: by this default check, any log on the server counts as the log of this run."""
     return True
 
 
@@ -101,7 +101,7 @@ class LogWriter:
         self._rotating = asyncio.Lock()
 
     async def start(self) -> None:
-        """Register the log on the server, and continue after the last segment.
+        """Register the log on the server, and continue after the last row that is in a file.
 
         Raises: LogError if the folder cannot be used; ConnectionFailed if the server cannot be reached.
         """
@@ -177,17 +177,20 @@ class LogWriter:
 
     @property
     def rows(self) -> int:
-        """Return the number of rows in the log, including rows that are not in a segment file yet."""
+        """Return the number of rows in the log, including rows that are not in a file yet."""
         return self._open.first_row + self._open.rows
 
     def snapshot(self) -> tuple[list[Segment], list[pa.Table], int]:
-        """Return the closed segments, tables of the later rows, and the number of rows in the closed segments."""
+        """Return all rows of the log: the closed files, tables of later rows, and the number of rows in these files."""
         tables = [each.table() for each in self._unstored if each.rows]
         return [*self._segments.closed], tables, self._unstored[0].first_row
 
     @property
     def _unstored(self) -> list[OpenSegment]:
-        """Return, in order, the segments that are not closed: the one that is being written, and the open one."""
+        """Return, in order, the collections of rows that are in no closed file.
+
+        These are the one that is being written, if any, and the newest one.
+        """
         return [each for each in (self._full, self._open) if each is not None]
 
     async def caught_up(self) -> None:
@@ -219,7 +222,11 @@ class LogWriter:
         return True
 
     def stats(self) -> dict[str, Any]:
-        """Return numbers of rows and segments, the open segment's size, the lag, and `error` (None: there is none)."""
+        """Return how much is in the log, how many seconds it is behind, and what went wrong.
+
+        `rows` counts the rows, and `segments` the closed files. `open_rows` and `open_bytes` are in no closed file yet.
+        `lag_s` is how many seconds the log is behind. `error` is a text, or None if there is no error.
+        """
         return {
             "rows": self.rows,
             "segments": len(self._segments.closed),
@@ -277,11 +284,11 @@ class LogWriter:
         return max(0.0, min(_BLOCK_S, max(due, _BUSY_S) if self._busy else due))
 
     async def _take(self, rows: pa.RecordBatch | None, move: Callable[[], bool], missing: str = "") -> None:
-        """Add rows of streams, or all rows of a step, to the log (None: there are no rows).
+        """Add rows to the log, and write a file when enough rows wait.
 
-        Args: `move` moves the position in the streams or steps past the rows, and returns whether the server waits for
-        a file with the rows. It is called right after the rows are added, without an await in between. `missing` says
-        which messages are missing among the rows ("": none).
+        Args: `rows` are rows of streams, or all rows of a step (None: there are none). `move` is called right after the
+        rows are added: it records that they were read, and returns whether the server waits for a file with them.
+        `missing` says which messages are missing among the rows ("": none).
         """
         for text in (*self._reader.hearers.lacking(), *([missing] if missing else ())):
             logger.error("the event log of %s is not complete: %s", self.exp_id, text)
@@ -314,9 +321,9 @@ class LogWriter:
         return self._write_task is not None and not self._write_task.done()
 
     async def _save(self, *, closed: bool) -> None:
-        """Begin to write the open segment as soon as no file is being written.
+        """Begin to write the rows that are in no file yet, as soon as no other file is being written.
 
-        With `closed`, the next segment is opened.
+        With `closed`, later rows go into the next file.
         """
         async with self._rotating:
             if self._busy:
@@ -347,7 +354,7 @@ class LogWriter:
             self._waiters.fail(self._stuck())
 
     def _take_content(self, *, closed: bool) -> SegmentContent:
-        """Return the content of the open segment, to be written. With `closed`, the next segment is opened."""
+        """Return the rows that are in no file yet, to be written. With `closed`, later rows go into the next file."""
         content = self._open.content(self._streams, None if self._feed is None else self._feed.position)
         if closed:
             self._full, self._open = self._open, OpenSegment(content.number + 1, self.rows)

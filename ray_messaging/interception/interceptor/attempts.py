@@ -11,7 +11,7 @@ from ray_messaging.model.batch import Attempt
 
 
 def attempt_of(key: str) -> Attempt | None:
-    """Return the attempt at a step that is named in the key of an answer to a batch, or None.
+    """Return the attempt at a step to which a saved answer belongs, or None if its key names none.
 
     See `saved_answers.key_of`.
     """
@@ -21,14 +21,15 @@ def attempt_of(key: str) -> Attempt | None:
 
 
 class StepAttempts:
-    """The latest attempt of each group that has asked for verdicts, with the changes that it made in rules' tables.
+    """The latest attempt of each group at a step, with the changes that it made in the state of rules.
 
-    These changes are a layer on top of the tables. When a group begins another attempt at the same step, the layer of
-    the earlier attempt is dropped. When the group begins the next step, the layer is merged into the tables. While a
-    batch waits for slow rules, it has a layer of its own, which is not saved. So if the interceptor dies, its successor
-    judges the batch anew. `kept` has, for each group, the step and the number of the attempt to which the group's saved
-    layer belongs. `answers` has, for each group, the keys of the interceptor's answers to its batches, as far as they
-    belong to its latest attempt at its latest step.
+    If a group runs a step again, it does so in a new attempt. The changes of an attempt are a layer on top of the
+    rules' tables: a new attempt at the same step drops the layer, and the group's next step merges it into the tables.
+    While a batch waits for slow rules, it has a layer of its own, which is not saved. So if the interceptor dies, its
+    successor judges the batch anew.
+
+    `kept` has, for each group, the step and the number of the attempt whose layer is saved. `answers` has, for each
+    group, the keys of the interceptor's answers to the batches of the latest attempt.
 
     Args: `tables` returns the tables of the rules that judge messages, by name. `restored` is called with the names of
     tables from which a layer was dropped. `begun` is called with each new attempt, and with the keys of answers that
@@ -49,7 +50,9 @@ class StepAttempts:
         self._latest: dict[str, Attempt] = {}
 
     def load(self, answers: Iterable[str]) -> list[str]:
-        """Read the latest attempts from `kept`, and from the keys of all answers, after both were loaded.
+        """Read the latest attempt of each group at a step from what an earlier interceptor has saved.
+
+        Args: `answers` has the keys of all saved answers.
 
         Returns: the keys of the answers that are no longer valid.
         """
@@ -64,14 +67,14 @@ class StepAttempts:
         return [key for key, found in asked if found != self._latest[found.group]]
 
     def keeps(self, key: str) -> bool:
-        """Return whether a key is that of an answer to a batch of a group's latest attempt at its latest step."""
+        """Return whether the key is that of an answer to a batch of the group's latest attempt at a step."""
         found = attempt_of(key)
         return found is not None and key in self.answers.get(found.group, ())
 
     def enter(self, attempt: Attempt) -> bool:
         """Begin an attempt at a step, unless it has begun already.
 
-        Return False if the group has begun a later attempt.
+        Return False if the group has begun a later attempt, otherwise True.
         """
         group, before = attempt.group, self._latest.get(attempt.group)
         if before is not None and attempt <= before:
@@ -95,7 +98,7 @@ class StepAttempts:
         return True
 
     def note(self, attempt: Attempt, judge: Callable[[], bool]) -> None:
-        """Call `judge`, and put the changes that it makes in tables into the layer of an attempt at a step.
+        """Call `judge`, and record which changes it makes in the rules' state, so that a later attempt can undo them.
 
         Args: `judge` returns True if all verdicts on the batch are known, and False if the batch waits for a slow rule.
         """
@@ -116,6 +119,6 @@ class StepAttempts:
             self.kept[group] = place
 
     def end_step(self) -> None:
-        """Merge all layers into the tables. All groups have closed the step, so no attempt can be dropped any more."""
+        """Make the changes of all attempts at a step final, because the step has ended for all groups."""
         for table in self._tables().values():
             table.settle()

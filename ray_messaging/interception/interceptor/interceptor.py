@@ -143,7 +143,7 @@ class Interceptor:
         Args:
             request: the batch: as a frame, whose memory may be used during this call only, or as an object from a
                 messager of this process.
-            patient: the request is about deferred rows, and its answer waits until some of them have verdicts.
+            patient: the rows wait for slow rules, and so does the answer, until some of the rows have verdicts.
 
         Raises: Fenced if a newer interceptor has taken over; FrameError if the request is not a valid frame.
         """
@@ -160,24 +160,24 @@ class Interceptor:
         return self._judge_once(self._as_wanted(batch))
 
     async def _judge_outside(self, batch: Batch) -> bytes:
-        """Judge a batch from outside of the steps, by the rules of the step in which its messages will be read."""
+        """Judge messages that were sent outside of steps, by the rules of the step in which they will be read."""
         await self.in_force(await self.versions.following())
         answer = self._judge_once(self._as_wanted(batch))
         return answer if isinstance(answer, bytes) else await answer
 
     def before_step(self, step: int) -> Awaitable[None] | None:
-        """Return an awaitable to await before a batch of a step is judged, or None if nothing must be awaited."""
+        """Return None if batches of a step can be judged now, otherwise an awaitable that ends when they can be."""
         return None if self.gate.begun >= step < self.versions.first else self.in_force(step)
 
     async def in_force(self, step: int) -> None:
-        """Wait until batches of a step may be judged, then use the rules that are to judge the step."""
+        """Wait until batches of a step may be judged, then make the interceptor use the rules for this step."""
         await self.gate.until(step)
         await self.versions.apply(step)
 
     def _answer_in_step(self, batch: Batch, attempt: Attempt, *, patient: bool) -> bytes | Awaitable[bytes]:
         """Answer a request about a batch of a step.
 
-        If slow rules do not decide in time, the answer defers all rows of the batch, and the sender asks again.
+        If slow rules do not decide in time, the answer says that all rows of the batch wait, and the sender asks again.
 
         Args: with `patient`, the answer waits longer for slow rules.
         """
@@ -202,7 +202,7 @@ class Interceptor:
         return self.deferral(rows)
 
     def deferral(self, rows: int) -> bytes:
-        """Return the answer that defers all `rows` rows of a batch, because they wait for slow rules."""
+        """Return the answer which says that all `rows` rows of a batch still wait for slow rules."""
         return self.encode(BatchVerdict(deferred=set(range(rows))), rows)
 
     async def forward(self, from_id: AgentId | None, to_id: AgentId | None, message: object) -> bool:
@@ -279,9 +279,10 @@ class Interceptor:
         return self._answers.keep(key, answer, data, sender=batch.sender)
 
     def _in_parts(self, batch: Batch, rules: Sequence[Rule], verdict: BatchVerdict) -> Sections:
-        """Apply rules to a batch, part by part, as `RulePipeline.judge` does.
+        """Apply rules to a batch, in parts that are small enough for rules that count blocked messages.
 
-        Count the messages of each part, and add the verdicts on them to `verdict`.
+        Yield each slow rule with the messages it must judge. Count the messages of each part, and add the verdicts on
+        them to `verdict`.
         """
         for rows in parts_of(batch, rules):
             whole = len(rows) == batch.rows
@@ -292,7 +293,7 @@ class Interceptor:
             verdict.add(pipeline.verdict if whole else pipeline.verdict.moved(dict(enumerate(rows.tolist()))))
 
     def answer_of(self, judging: Judging) -> tuple[bytes, bytes]:
-        """Return the answer to a batch of a step, and the record of the answer for the server.
+        """Return the answer to a batch of a step, and the same answer in the form in which it is saved on the server.
 
         Both are valid until the group's next attempt or step.
         """
@@ -331,9 +332,9 @@ class Interceptor:
         return sum(table.version for table in self._tables.values())
 
     def count(self, batch: Batch, verdict: BatchVerdict) -> None:
-        """Count the messages of a batch as judged, and its blocked messages by sender.
+        """Count the messages of a batch on which there are verdicts, and the blocked messages by sender.
 
-        Deferred rows are counted later.
+        Messages that still wait for a slow rule are counted later.
         """
         self.judged += batch.rows - len(verdict.deferred)
         if verdict.blocked:
@@ -393,7 +394,7 @@ class Interceptor:
         return tables | {VIOLATIONS: len(self.violations), ANSWERS: self._answers.nbytes}
 
     def load(self, tables: Mapping[str, Mapping[bytes, bytes]], answers: Mapping[str, bytes], *, merge: bool) -> None:
-        """Load the tables and packed answers of an earlier interceptor.
+        """Load the rules' state and the saved answers of an earlier interceptor.
 
         With `merge`, rules also keep their present entries.
         """
@@ -474,11 +475,11 @@ class Interceptor:
         self.changes.clear()
 
     async def end_step(self, number: int, violations: Mapping[AgentId | None, int]) -> None:
-        """End the round of a closed step, once, and count the messages that rules blocked when the step was closed.
+        """End the round of a step that has ended for all groups. A repeated call does nothing.
 
-        Rules that judge whole steps have ended their round before.
+        The rounds of rules that judge whole steps have ended before.
 
-        Args: `violations` has the number of these messages by sender.
+        Args: `violations` has, by sender, how many messages were blocked by rules that judge the whole step.
         """
 
         def end() -> None:
@@ -507,7 +508,7 @@ class Interceptor:
         return self._writer.behind_count
 
     def _follow_rules(self) -> None:
-        """From now on, save the tables of the current rules, and no others."""
+        """Let the state of the current rules, and of no others, be saved from now on."""
         # The state of rules that judge whole steps is saved with the steps.
         tables = {rule.name: rule.state for rule in self.rules.each if rule.state is not None}
         for name in set(self._tables) - set(tables) - {*OWN_TABLES}:
@@ -533,7 +534,7 @@ class Interceptor:
         await self.delegation.close()
 
     async def close(self) -> None:
-        """Stop, then close all rules."""
+        """Stop the interceptor, then close all its rules."""
         await self.stop()
         await asyncio.gather(*self._closing, *map(self._close, self.rules))
 

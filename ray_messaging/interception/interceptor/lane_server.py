@@ -1,4 +1,4 @@
-"""The server of the verdict lane: a socket on which the interceptor answers one request for each batch."""
+"""The socket on which the interceptor answers senders that ask for verdicts, one request for each batch."""
 
 import asyncio
 import hmac
@@ -43,8 +43,8 @@ class Answer(Protocol):
     def __call__(self, request: memoryview, *, patient: bool) -> bytes | Awaitable[bytes | Parts]:
         """Return the answer to a request for verdicts, as bytes or as an awaitable.
 
-        A `patient` request is about deferred rows, and its answer waits for verdicts. The memory of the request is
-        valid during this call only.
+        A `patient` request is about rows that wait for slow rules, and its answer waits for verdicts. The memory of the
+        request is valid during this call only.
         """
 
 
@@ -73,11 +73,11 @@ class LaneServer:
 
     @property
     def serving(self) -> bool:
-        """Return whether the lane accepts connections."""
+        """Return whether the socket for verdicts accepts connections."""
         return self._server is not None and self._server.is_serving()
 
     async def start(self, host: str) -> LaneAddress:
-        """Listen on a free port of the host, unless this lane did so before; return the lane's address."""
+        """Listen for messagers on a free port of the host, unless this was done before; return the address."""
         async with self._opening:
             if self._address is None:
                 self._limit = _connections_limit()
@@ -172,7 +172,7 @@ class _LanePeer(FrameProtocol):
             self.refuse("too many bytes of requests that have only begun")
 
     def _hold(self, size: int) -> bool:
-        """Count the bytes of an incomplete request. Return False if all callers together have too many bytes."""
+        """Count the bytes of a request that has only begun. Return False if all callers together have too many."""
         change, self._held = size - self._held, size
         self._server.held_bytes += change
         return change <= 0 or self._server.held_bytes <= HELD_BYTES
@@ -245,7 +245,7 @@ class _LanePeer(FrameProtocol):
             task.add_done_callback(later.discard)
 
     def _check_token(self, token: memoryview) -> None:
-        """Accept requests from now on if the token is that of the lane. Otherwise end the connection."""
+        """Accept requests from now on if the token is right. Otherwise end the connection."""
         if not hmac.compare_digest(token, self._server.token.encode()):
             self.refuse("wrong token")
             return

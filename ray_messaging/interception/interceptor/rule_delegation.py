@@ -40,10 +40,10 @@ _NOTHING = encode_snapshot(RuleSnapshot(0))
 class RuleDelegation:
     """Numbered snapshots of the rules, for messagers that apply the rules themselves.
 
-    The server checks a snapshot's number as it checks epochs. The number is on the server before a messager gets the
-    snapshot. A call that changes the rules returns after the server has a higher number. So from then on no message
-    passes by old rules, however long ago a messager got them. All numbers are above the interceptor's epoch. So the
-    server can tell a messager whether the rules or the interceptor have changed.
+    With each send, the server checks the number of the sender's snapshot. A number is on the server before a messager
+    gets the snapshot. A call that changes the rules returns after the server has a higher number, and from then on no
+    message passes by old rules. All numbers are above the interceptor's epoch (the number of its start), so the server
+    can tell a messager whether the rules or the interceptor have changed.
     """
 
     def __init__(self, rules: RuleSet, epoch: int, publish: PublishSnapshot | None, versions: RuleVersions) -> None:
@@ -61,7 +61,7 @@ class RuleDelegation:
         self.restart()
 
     def restart(self) -> None:
-        """Start again with the current rules, and revoke earlier snapshots."""
+        """Take the rules as they are now, give them a new number, and revoke the snapshots that messagers have."""
         self.number = new_epoch(self.number)
         self._seen: tuple[Rule, ...] = self._rules.now
         self._delegated = self._rules.each
@@ -79,7 +79,7 @@ class RuleDelegation:
 
     @property
     def offer(self) -> int:
-        """Return the number of the snapshot that is valid or can be requested, or 0 if there is no snapshot."""
+        """Return the number of the snapshot of the rules that messagers can request now, or 0 if there is none."""
         if not self.enabled:
             return 0
         self.notice_changes()
@@ -90,7 +90,7 @@ class RuleDelegation:
     # -- revoking -------------------------------------------------------------------------------------------------
 
     def notice_changes(self) -> None:
-        """Call `restart` if the rules have changed since the last call."""
+        """Revoke the snapshots of the rules that messagers have, if the rules have changed since the last call."""
         if self._rules.now is not self._seen or self._count_changes() != self._changes:
             self.restart()
 
@@ -165,7 +165,7 @@ class RuleDelegation:
         If the rules change before the number is published, or if the server refuses the number, return the answer that
         no rules are delegated.
 
-        Args: `stretch` is the factor for the intervals of reports, which the snapshot contains.
+        Args: `stretch` is the factor by which messagers make the intervals between their reports longer.
         """
         # The rules have changed since `answer` was called. The older snapshot must be revoked first.
         if self._outdated:

@@ -77,11 +77,11 @@ class RulePipeline:
     def judge(
         self, rules: Sequence[Rule], passed: tuple[str, ...] = ()
     ) -> Generator[Asked, Sequence[Verdict] | None, None]:
-        """Apply rules in order, after the rules that the batch has passed before.
+        """Apply rules in order.
 
         This generator yields a slow rule, and the messages that the rule must judge. If the caller sends the rule's
         verdicts into the generator, all rows go on. If the caller sends None, as a `for` loop does, these messages are
-        deferred, and the other rows go on.
+        put aside, in `deferred`, and the other rows go on.
 
         Args: `passed` has the names of the rules that the batch has passed before.
         """
@@ -104,9 +104,11 @@ class RulePipeline:
                 self.take(rule, found)
 
     def run(self, rules: Sequence[Rule], passed: tuple[str, ...] = ()) -> None:
-        """Apply rules in order, after the rules that the batch has passed before.
+        """Apply rules to the batch, in order.
 
-        Messages for slow rules are deferred.
+        Messages that a slow rule must judge are put aside as deferred, with the rules that are left.
+
+        Args: `passed` has the names of the rules that the batch has passed before.
         """
         for _ in self.judge(rules, passed):
             pass
@@ -125,9 +127,9 @@ class RulePipeline:
         return {**found, **(barred or {})}
 
     def _barred(self, rule: Rule, pairs: PairRows) -> Mapping[int, Verdict] | None:
-        """Return verdicts that block the rows whose pair a rule blocks by ids alone.
+        """Return a block for each row whose pair of sender and hearer the rule bars by the ids alone.
 
-        None: the rule has no check of pairs by ids.
+        Return None if the rule has no such check of pairs.
         """
         if self._intersections is None:
             return None
@@ -214,7 +216,7 @@ class RulePipeline:
         return {places[row]: verdict for row, verdict in found.items()}
 
     def _take_out(self, place: int) -> BatchVerdict:
-        """Remove the present verdict on the row `place`, and return it as the verdict on a batch of one message."""
+        """Remove the verdict on one row, and return it as the verdict on a batch that has only this message."""
         single = self.verdict.moved({place: 0})
         self.verdict.rewritten.pop(place, None)
         for name in single.labels:
@@ -248,7 +250,7 @@ class RulePipeline:
             self._drop(blocked)
 
     def _drop(self, rows: list[int]) -> NDArray[np.intp]:
-        """Remove rows from `rest`; return the rows that stay."""
+        """Remove rows from the messages that are still to be judged; return the numbers of the rows that stay."""
         stay = np.ones(len(self.rest), np.bool_)
         stay[rows] = False
         kept = np.flatnonzero(stay)

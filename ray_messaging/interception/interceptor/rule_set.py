@@ -84,7 +84,7 @@ class RuleSet:
     def pop(self, which: int | str = -1) -> Rule:
         """Remove a rule and return it.
 
-        The rule keeps its context, because deferred messages may still need the rule.
+        The rule can still judge, because messages that wait for slow rules may still need it.
         """
         place = self.find(which)
         rule = self.now[place]

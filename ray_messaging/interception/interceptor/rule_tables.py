@@ -112,11 +112,16 @@ class Table(MutableMapping[Key, V], Generic[V]):
     # -- layers ---------------------------------------------------------------------------------------------------
 
     def begin_layer(self) -> None:
-        """Begin to record the changes of a batch, which `end_layer` puts into a layer."""
+        """Begin to record which entries a batch changes, so that the changes can be undone later.
+
+        `end_layer` ends the record.
+        """
         self._journal = {}
 
     def end_layer(self, group: str, *, done: bool) -> bool:
-        """Put the recorded changes into a layer of a group. Return whether there are any changes.
+        """End the record that `begin_layer` began, and keep its changes as changes of `group`, which can be undone.
+
+        Return whether there are any changes.
 
         Args: `done` says that all verdicts on the batch are known. Then the changes are saved together with the
         verdicts, because no later interceptor judges the batch again. Otherwise a later interceptor judges it anew, so
@@ -143,12 +148,12 @@ class Table(MutableMapping[Key, V], Generic[V]):
         return found
 
     def settle(self, group: str | None = None) -> None:
-        """Merge the layer of a group (None: all layers) into the entries."""
+        """Make the changes of a group (None: of all groups) final, so that they cannot be undone any more."""
         for layer in [*self._laid] if group is None else [group]:
             self._merge(layer, _BASE)
 
     def drop(self, layer: Layer) -> bool:
-        """Undo the changes of a layer; return whether there were any.
+        """Undo the changes that a group made in the table; return whether there were any.
 
         Args: `layer` is the name of a group, or (name,) for the changes by the group's batch on which some verdicts are
         still missing.
@@ -173,7 +178,11 @@ class Table(MutableMapping[Key, V], Generic[V]):
             self._take_off(key, layer)
 
     def _make_final(self, key: Key, layers: dict[Layer, Change], of: list[Layer]) -> None:
-        """Move changes of the entry `key` from the layers `of` into the entry itself, layer by layer in this order."""
+        """Make some of an entry's changes final, in the order of `of`, so that they cannot be undone.
+
+        Args: `layers` has the changes that can be undone, by layer: the changes that one group made. `of` names the
+        layers to make final.
+        """
         for layer in of:
             layers[_BASE] = _joined(layers[_BASE], layers.pop(layer))
             self._laid[layer].discard(key)
@@ -190,7 +199,7 @@ class Table(MutableMapping[Key, V], Generic[V]):
             self._unsaved.add((layer, key))
 
     def _show(self, key: Key, layers: Mapping[Layer, Change]) -> None:
-        """Set an entry of the table to the value that follows from the changes of all layers."""
+        """Compute an entry of the table anew from its final value and the changes that can still be undone."""
         value = reduce(_joined, layers.values())
         if isinstance(value, list) and value:
             self._values[key] = _kept(value[0])
@@ -198,10 +207,9 @@ class Table(MutableMapping[Key, V], Generic[V]):
             self._values.pop(key, None)
 
     def _begin_change(self, key: Key, after: list[Any]) -> None:
-        """Record a change of an entry, before it is made.
+        """Record a change of an entry before it is made, so that it can be undone if a group runs its step again.
 
-        While a layer is being recorded, the entry's earlier value is kept for that layer. Otherwise the change is
-        recorded below all layers.
+        Between `begin_layer` and `end_layer`, the entry's earlier value is recorded. Any other change cannot be undone.
 
         Args: `after` has the entry's new value, or is empty if the entry is to be removed.
         """
@@ -238,13 +246,13 @@ class Table(MutableMapping[Key, V], Generic[V]):
 
     @property
     def changed(self) -> bool:
-        """Return whether there are changes since the last call of `changes`."""
+        """Return whether an entry has changed since the last call of `changes`."""
         return self._cleared or bool(self._touched) or bool(self._unsaved)
 
     def changes(self) -> TableChanges | None:
         """Return the changes since the last call, as fields of a Redis hash, or None if there are none.
 
-        The change that a layer makes to an entry has its own field, whose name is the JSON object {group: key}.
+        A group's change that may still be undone has its own field, whose name is the JSON object {group: key}.
         """
         if not self.changed:
             return None
@@ -276,7 +284,7 @@ class Table(MutableMapping[Key, V], Generic[V]):
         return changes
 
     def dump(self) -> Fields:
-        """Return all entries, with the changes of all layers, as fields of a Redis hash."""
+        """Return all entries as fields of a Redis hash, with all changes, even those that may still be undone."""
         return {_encode(key): _encode(value) for key, value in self._values.items()}
 
     def load(self, fields: Mapping[bytes, bytes], *, merge: bool = False) -> None:
@@ -311,7 +319,7 @@ def _change(before: list[Any], after: list[Any]) -> Change | None:
 
 
 def _joined(earlier: Change, later: Change) -> Change:
-    """Join two successive changes of one entry to one change."""
+    """Return one change of an entry that has the effect of two successive changes."""
     if isinstance(later, list):
         return later
     if isinstance(earlier, list):

@@ -25,14 +25,18 @@ _encode = msgspec.msgpack.Encoder().encode
 
 
 class RuleProgress(msgspec.Struct, array_like=True, frozen=True):
-    """The rules that a deferred message has passed, and these rules' verdict on the message."""
+    """The rules that a message has passed before the slow rule that it waits for, and their verdict on it."""
 
     passed: tuple[str, ...]
     so_far: BatchVerdict
 
 
 class AnswerRecord(msgspec.Struct, array_like=True, frozen=True):
-    """An answer to a batch, and the progress of each message that the answer defers, by the message's number."""
+    """The interceptor's answer to a batch, as it is saved on the server.
+
+    `paused` has the messages that still wait for a slow rule, by their number, each with how far the rules have judged
+    it.
+    """
 
     answer: bytes
     paused: dict[int, RuleProgress] = {}
@@ -81,7 +85,7 @@ def _head(batch: Batch) -> str:
 
 
 def record(answer: bytes, deferred: Iterable[Deferred]) -> bytes:
-    """Return a packed `AnswerRecord` of an answer, with the progress of the messages that the answer defers."""
+    """Return an answer as packed bytes, together with how far the rules have judged each message that still waits."""
     return AnswerRecord(
         answer, {_number(each.message, 0): RuleProgress(each.passed, each.so_far) for each in deferred}
     ).pack()
@@ -96,9 +100,10 @@ class SavedAnswers:
 
     If an answer is lost, or the interceptor dies, the sender asks again about the same batch, which must not be counted
     twice. So the last answer to each sender is kept. Every answer that has changed a count is kept for `keep_s`
-    seconds, or longer while one of its messages is deferred, or while the step of its batch is open (`in_step`). Above
-    LIMIT_BYTES the oldest answers are dropped early. If the batch of a dropped answer is sent again, it is judged and
-    counted again. `unsafe` has answers that have changed counts and are not saved yet, each with its packed record.
+    seconds. It is kept longer while one of its messages waits for a slow rule, or while the step of its batch is open
+    (`in_step`). Above LIMIT_BYTES the oldest answers are dropped early. If the batch of a dropped answer is sent again,
+    it is judged and counted again. `unsafe` has answers that have changed counts and are not saved yet, each with its
+    packed record.
     """
 
     def __init__(self, writer: StateWriter, keep_s: float, in_step: Callable[[str], bool]) -> None:
@@ -141,7 +146,11 @@ class SavedAnswers:
         return self.keep(key, *self.unsafe[key], sender=sender) if known is None and key in self.unsafe else known
 
     def _answer(self, key: str) -> bytes | None:
-        """Return an answer that has changed a count, with this interceptor's epoch in place of an earlier one's."""
+        """Return a saved answer that has changed a count, or None if there is none with this key.
+
+        An answer names the interceptor that gave it, by a number (its epoch). The returned answer names this
+        interceptor.
+        """
         data = self._counted.get(key)
         if data is None:
             return None
@@ -161,7 +170,10 @@ class SavedAnswers:
         return None if found is None or found.deferred else found
 
     def progress(self, message: Batch, row: int) -> RuleProgress | None:
-        """Return the saved progress of a deferred message; None if no rule has counted it."""
+        """Return how far the rules have judged a message that waits for a slow rule.
+
+        None: no rule has counted the message, so nothing was saved.
+        """
         number = _number(message, row)
         single = self._paused(message.message_id(row)).get(number)
         if single is not None:  # the message's own record is newer than the record of its batch
@@ -181,10 +193,13 @@ class SavedAnswers:
         self._last.put(sender, (key, answer), len(answer))
 
     def keep(self, key: str, answer: bytes, data: bytes, *, sender: str = "") -> Awaitable[bytes]:
-        """Save an answer's packed record with all counts as they are now. Return the answer when both are saved.
+        """Save an answer together with all counts as they are now. Return the answer when both are saved.
 
-        The record is added to the next write before this method awaits anything, because the server must never have a
-        count without its record. If a sender is given, the record is saved even if the caller stops waiting.
+        The answer is added to the next write before this method awaits anything, because the server must never have a
+        count without the answer that changed it. If a `sender` is given, the answer is saved even if the caller stops
+        waiting.
+
+        Args: `data` is the form in which the answer is saved, a packed `AnswerRecord`.
         """
         self.unsafe[key] = (answer, data)
         saving = self._saved(key, answer, data, sender, self._writer.keep({key: data}))
@@ -205,17 +220,18 @@ class SavedAnswers:
         return answer
 
     def attach(self, records: Mapping[str, bytes]) -> None:
-        """Let the next write also save these records, which are about messages that were counted or deferred.
+        """Save these records with the next write. A record has the answer to a batch or to a single message.
 
-        The keys of `records` are the keys of the batches or single messages.
+        They are about messages that were counted, or that wait for slow rules. `records` maps the key of each batch or
+        message to its record.
         """
         self._writer.attach(records)
         self.hold(records)
 
     def hold(self, records: Mapping[str, bytes]) -> None:
-        """Keep packed records, by the keys of their batches or messages, in memory.
+        """Keep the saved form of answers in memory. `records` maps the keys of their batches or messages to it.
 
-        Expired records are dropped: here at once, and on the server with the next write.
+        Expired answers are dropped: here at once, and on the server with the next write.
         """
         for key, data in records.items():
             self._note_batch(key)
@@ -244,7 +260,7 @@ class SavedAnswers:
         return self._in_step(key) or (not full and self._has_deferred(key, data))
 
     def _has_deferred(self, key: str, data: bytes) -> bool:
-        """Return whether a message, or one of the messages of a batch, still waits for a slow rule."""
+        """Return whether one of the messages to which an answer belongs still waits for a slow rule."""
         try:
             paused = AnswerRecord.unpack(data).paused
         except FrameError:  # the record is damaged, so it need not be kept for its messages
@@ -257,9 +273,9 @@ class SavedAnswers:
         return any(self.is_deferred(f"{sender}-{epoch}-{int(first) + number}") for number in paused)
 
     def load(self, counted: Mapping[str, bytes], epoch: int) -> None:
-        """Load the packed records of an earlier interceptor's answers, by the keys of their batches.
+        """Load the answers that an earlier interceptor has saved, by the keys of their batches.
 
-        The answers will be given with this interceptor's epoch.
+        Args: `epoch` is this interceptor's number. It replaces the earlier interceptor's number in the answers.
         """
         self._epoch = epoch
         self._counted.load((key, data, len(data) + _ENTRY_BYTES) for key, data in counted.items())

@@ -38,12 +38,12 @@ Sections = Generator[Asked, Sequence[Verdict] | None, None]
 
 @dataclass(slots=True, eq=False)
 class Judging:
-    """Messages that rules are judging: a batch of a step, or one message that was deferred.
+    """Messages that rules are judging: a batch of a step, or one message that waits for a slow rule.
 
     `rules` are the rules that the messages may still need, and `passed` has the names of the rules before these. The
     generator `sections` yields a slow rule with the messages that the rule must judge. The rule's verdicts are then
     sent into the generator, which adds them to `verdict`. `asked` is what `sections` has yielded last (None: `sections`
-    has ended). `done` gets the answer to a batch of a step. `done` is cancelled if a later attempt has begun.
+    has ended). `done` gets the answer to a batch of a step. It is cancelled if a later attempt of the group has begun.
     """
 
     key: str
@@ -114,7 +114,10 @@ class SlowRuleRunner:
             self.start(Judging(key, message, so_far, rules, sections, passed=passed, asked=next(sections)))
 
     def _sections(self, deferred: Deferred) -> Sections:
-        """Apply the slow rule that a message has reached, and the rules after it."""
+        """Let a message's slow rule judge it, then apply the rules after it.
+
+        Yield each slow rule with the messages it must judge; the caller sends the rule's verdicts back.
+        """
         message, so_far, (rule, *then), _ = deferred
         assert isinstance(rule, SlowRule)
         verdicts = yield rule, [message]
@@ -131,7 +134,7 @@ class SlowRuleRunner:
             asyncio.get_running_loop().call_soon(self._start_some)
 
     def _start_some(self) -> None:
-        """Start some tasks, then let other tasks run, because one deferred batch can need thousands of tasks."""
+        """Start some tasks, then let other tasks run, because a batch that waits for slow rules can need thousands."""
         for _ in range(min(_SLICE, len(self._due))):
             judging = self._due.popleft()
             if not judging.done.cancelled():
@@ -150,10 +153,10 @@ class SlowRuleRunner:
     # -- judging --------------------------------------------------------------------------------------------------
 
     async def _run(self, judging: Judging) -> bytes:
-        """Judge messages by all rules that are left, and save the verdict; return the encoded answer.
+        """Let the remaining rules judge messages, and save the verdicts; return the encoded answer to the sender.
 
-        The answer for a single message outside of steps is b"". If the verdict cannot be saved, the answer defers all
-        rows, so that the sender asks again.
+        A single message outside of steps gets b"", because its sender reads the verdict later. If the verdicts cannot
+        be saved, the answer says that all rows still wait, so that the sender asks again.
         """
         try:
             while judging.asked is not None:
@@ -168,9 +171,9 @@ class SlowRuleRunner:
         return b""
 
     def advance(self, judging: Judging, verdicts: Sequence[Verdict] | None = None) -> None:
-        """Go on with a slow rule's verdicts, up to the next slow rule or to the end.
+        """Continue to judge messages, up to the next slow rule or to the end.
 
-        At the beginning `verdicts` is None.
+        Args: `verdicts` are those of the slow rule that was asked last (None: no rule was asked yet).
         """
 
         def judge() -> bool:
@@ -242,7 +245,10 @@ class SlowRuleRunner:
     # -- resuming messages that an earlier interceptor deferred -----------------------------------------------------
 
     def _resume(self, batch: Batch) -> None:
-        """Continue each message or broadcast from its saved progress. Messages with equal progress go on together."""
+        """Continue to judge each message or broadcast of a batch, after the rules that have already judged it.
+
+        Messages that have passed the same rules are judged together.
+        """
         pairs = pair_rows(batch)
         batch = batch if pairs is None else once_each(batch, pairs)
         groups: dict[tuple[str, ...], tuple[list[int], BatchVerdict]] = {}
@@ -304,9 +310,9 @@ class SlowRuleRunner:
         return [row for row, key in enumerate(keys) if not self.knows(key)]
 
     async def wait(self, batch: Batch) -> BatchVerdict:
-        """Return the verdicts on a batch once some row has a verdict, or after PATIENCE_S.
+        """Return the verdicts on waiting messages once one of them has a verdict, or after PATIENCE_S seconds.
 
-        Rows without a verdict are deferred.
+        Rows without a verdict are marked as deferred, so that the sender asks again.
         """
         unknown = self.unknown(batch)
         for low in range(0, len(unknown), _SLICE):
@@ -344,7 +350,7 @@ class SlowRuleRunner:
     # -- ending -----------------------------------------------------------------------------------------------------
 
     def begun(self, attempt: Attempt) -> None:
-        """Stop judging the batches of a group's earlier attempts at steps, because a new attempt has begun."""
+        """Stop judging batches from a group's earlier attempts at steps, because it has begun another attempt."""
         for judging in [*self.running.values()]:
             if judging.attempt is not None and judging.attempt.group == attempt.group and judging.attempt != attempt:
                 self._cancel(judging)

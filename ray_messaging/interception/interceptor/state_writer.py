@@ -33,10 +33,10 @@ class StateStore(Protocol):
 
 
 class StateWriter:
-    """Writer that saves the rules' tables, and the interceptor's answers, in a store. It makes one write at a time.
+    """Writer that saves the rules' state, and the interceptor's answers, on the server. It makes one write at a time.
 
-    Changes that are made during a write go into the next write. Without a store nothing is written, and every write
-    counts as done.
+    Changes that are made during a write go into the next write. If there is no `store`, nothing is written, and every
+    write counts as done.
     """
 
     def __init__(self, store: StateStore | None, tables: dict[str, Table[Any]], epoch: int) -> None:
@@ -57,7 +57,7 @@ class StateWriter:
         self._closed = False
 
     def keep(self, answers: Mapping[str, bytes]) -> "asyncio.Future[None]":
-        """Write answers together with the tables as they are now.
+        """Write answers to the server, together with the rules' state as it is now.
 
         The returned future is done when both are on the server.
         """
@@ -75,7 +75,7 @@ class StateWriter:
         return done
 
     def attach(self, answers: Mapping[str, bytes]) -> None:
-        """Add answers to the next write of the tables, because both must reach the server together."""
+        """Add answers to the next write of the rules' state, because both must reach the server together."""
         if self._store is not None:
             self._answers.update(answers)
 
@@ -86,22 +86,25 @@ class StateWriter:
             self._dropped.add(table)
 
     def forget(self, answers: Sequence[str]) -> None:
-        """Let the next write to the server delete these answers."""
+        """Delete these saved answers from the server with the next write."""
         if self._store is not None:
             self._forget += answers
 
     @property
     def behind(self) -> bool:
-        """Return whether the server lacks some changes of the tables."""
+        """Return whether the server lacks some changes of the rules' state."""
         return self.changed or (self._task is not None and not self._task.done())
 
     @property
     def changed(self) -> bool:
-        """Return whether the tables have changes that are in no write yet."""
+        """Return whether the rules' state has changes that are in no write yet."""
         return self._store is not None and any(table.changed for table in self._tables.values())
 
     def renew(self) -> "asyncio.Future[None]":
-        """Write all state again, because the server has lost some. The returned future is done when all is written."""
+        """Write all state of the rules again, because the server has lost some of it.
+
+        The returned future is done when all of it is on the server.
+        """
         if self._store is not None:
             self._note_loss()
         return self.keep({})
@@ -173,9 +176,9 @@ class StateWriter:
         self._forget += self._writing.forget
 
     async def _write(self) -> None:
-        """Write the changes of the tables, and the answers, that wait to be written.
+        """Write the changed state of the rules, and the waiting answers, to the server.
 
-        While the server cannot be reached, retry, because the tables' changes cannot be undone.
+        While the server cannot be reached, retry, because the changes cannot be undone.
         """
         assert self._store is not None
         while True:

@@ -39,11 +39,10 @@ _decode = msgspec.msgpack.Decoder(tuple[Tables, list[tuple[AgentId | None, int]]
 class RuleReviewer:
     """The rules of an interceptor that act at the end of each step.
 
-    The rules' verdicts on a step, and their state after it, are saved in one write with the close of the step. So an
-    attempt that was not closed leaves nothing behind. What must happen between two steps is done after the close of a
-    step and before any message of the next step is judged. Batches of the next step wait for it. The state of rules
-    that judge whole steps is also saved with the steps. If a step is judged again, these rules begin with their state
-    from before the step.
+    When all groups have ended a step, the rules' verdicts on it, and their state after it, are saved in one write with
+    the end of the step. So if the interceptor dies before, nothing of them is left. What must happen between two steps
+    is done after the end of a step and before any message of the next step is judged. Batches of the next step wait for
+    it. If a step is judged again, the rules that judge whole steps begin with their state from before the step.
 
     Args: `horizon` is how many steps ahead a message may be sent.
     """
@@ -68,13 +67,14 @@ class RuleReviewer:
         self._interceptor.gate.set(-1)
 
     def stop(self) -> None:
-        """From now on, let batches of any step be judged."""
+        """Let batches of any step be judged from now on, because no step ends any more."""
         self._interceptor.gate.set(math.inf)
 
     async def resume(self, number: int, state: bytes | None, *, ended: bool) -> None:
-        """Begin a step after the StepSupervisor has restarted, with the `state` that rules had after the previous step.
+        """Begin a step after a restart, with the state that rules had after the previous step.
 
-        Args: `ended` says whether the StepSupervisor has closed the previous step.
+        Args: `state` is that state, as `dump` has encoded it (None: rules have no state). `ended` says whether all
+        groups have ended the previous step.
         """
         tables, violations = ({}, []) if state is None else _decode(state)
         self._violations = dict(violations)
@@ -82,9 +82,9 @@ class RuleReviewer:
         self._load(tables)
 
     async def begin(self, number: int, *, ended: bool = True) -> None:
-        """Let a step be judged.
+        """Let messages of a step be judged.
 
-        If the StepSupervisor has closed the previous step (`ended`), first end that step's round.
+        If the previous step has ended for all groups (`ended`), first begin a new round of the rules.
         """
         if ended:
             await self._interceptor.end_step(number - 1, self._violations)
@@ -162,9 +162,9 @@ class RuleReviewer:
         return _encode((tables, list(violations.items()))) if tables or violations else None
 
     def _load(self, tables: Tables) -> None:
-        """Load the tables of a `dump` into the rules.
+        """Give the rules the state that `dump` has saved.
 
-        A rule that was inserted later begins with the state that it had then.
+        A rule that was inserted after the save begins with the state that it had at its insertion.
         """
         self._first = {id(rule): self._first[id(rule)] for rule in self._rules() if id(rule) in self._first}
         for rule in self._rules():
@@ -175,5 +175,5 @@ class RuleReviewer:
                 rule.restored()
 
     def _note_first(self, rule: StepRule) -> Fields:
-        """Return the state that a rule had at the first call for this rule. That call records the state."""
+        """Return the state of a rule before its first judgement of a step, so that the step can be judged again."""
         return self._first.setdefault(id(rule), (rule, {} if rule.state is None else rule.state.dump()))[1]

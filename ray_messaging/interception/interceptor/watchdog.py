@@ -108,7 +108,7 @@ class RunningRule:
 
 @coroutine
 def watched(watch: RunningRule, rule: Rule, begin: Callable[[], Awaitable[T]]) -> Generator[Any, Any, T]:
-    """Await what `begin` returns. Between two awaits, `rule` is recorded as the rule that runs."""
+    """Await what a rule's function returns, and let the watchdog know that `rule` runs whenever its code does."""
     steps = watch.run(rule, lambda: _awaited(begin()))
     step: Callable[[], Any] = partial(next, steps)
     while True:
@@ -126,7 +126,7 @@ def watched(watch: RunningRule, rule: Rule, begin: Callable[[], Awaitable[T]]) -
 
 
 def _awaited(answer: object) -> Generator[Any, Any, Any]:
-    """Begin to await what a rule's function has returned; raise TypeError if the function was not async."""
+    """Return the iterator that runs an async rule's coroutine; raise TypeError if the rule's function is not async."""
     if not isinstance(answer, Awaitable):
         raise TypeError(f"the rule's function returned {short_repr(answer)} and is not async: write async def")
     return answer.__await__()

@@ -115,7 +115,7 @@ class AllowGraph(Rule):
         return blocks(rows, (_reason(from_ids[row], to_ids[row]) for row in rows))
 
     def pair_check(self) -> PairCheck | None:
-        """Return the check of pairs of sender and hearer by ids, or None if a subclass overrides `check_batch`."""
+        """Return the rule's check of pairs by ids of sender and hearer; None if `check_batch` is overridden."""
         if type(self).check_batch is not AllowGraph.check_batch:
             return None
         return PairCheck(self._bars, "no edge joins this sender and this hearer")
@@ -138,7 +138,7 @@ class AllowGraph(Rule):
         return allowed
 
     def _allows(self, from_id: AgentId | None, to_id: AgentId | None) -> bool:
-        """Return whether a message may pass. The ids may be of any kind."""
+        """Return whether one agent may write to another. As sender None is the user, as recipient a plain channel."""
         if to_id is None:
             return self.channels and (self.user or from_id is not None)
         if to_id in self._open:
@@ -171,7 +171,10 @@ def _check_public(networks: Mapping[str, object] | None, public: Iterable[str], 
 
 
 def _layers(networks_of: Mapping[AgentId, list[int]]) -> list[tuple[NDArray[np.int64], NDArray[np.int64]]]:
-    """Return a list whose item k has the sorted members of more than k networks, and each member's k-th network."""
+    """Return arrays by which the networks of many agents are looked up at once.
+
+    Item k of the list has the sorted members of more than k networks, and each member's k-th network.
+    """
     ints = sorted((member, numbers) for member, numbers in networks_of.items() if isinstance(member, int))
     layers: list[tuple[NDArray[np.int64], NDArray[np.int64]]] = []
     while ints:

@@ -22,13 +22,13 @@ _CHECK = "check"  # the first item of the keys in `state` that belong to the che
 
 
 class Ban(Rule):
-    """Block the messages that `check` blocks, and all messages whose key has `after` violations.
+    """Block the messages that the rule `check` blocks, and all messages of whoever has `after` violations.
 
-    The key of a message is its sender, or the pair of its sender and receiver. A violation is a message that the check
-    blocks. A message is no violation if the check raises an error on it. Such a message is blocked too, unless
-    `on_error` of the check or of this rule is "allow". Violations by the user are blocked, but not counted. `state` has
-    the number of violations of each key, up to `after`, and the check's own state. The check sees no messages with
-    banned keys.
+    A violation is a message that `check` blocks. Violations are counted, and bans begin, by key: the sender, or the
+    pair of sender and receiver. A message is no violation if `check` raises an error on it. Such a message is blocked
+    too, unless `on_error` of `check` or of this rule is "allow". Violations by the user are blocked, but not counted.
+    `state` has the number of violations of each key, up to `after`, and the state of `check`, which gets no messages
+    with banned keys.
     """
 
     state: Table[Any]
@@ -66,7 +66,7 @@ class Ban(Rule):
         return [key for key, count in self.state.items() if not _of_check(key) and count >= self.after]
 
     def check_batch(self, batch: Batch, exp_id: str) -> Mapping[int, Verdict]:
-        """Return the check's verdicts, and verdicts that block the rows whose sender or pair is banned."""
+        """Return the verdicts of the rule `check`, and verdicts that block the rows whose sender or pair is banned."""
         with self._in_context():
             if type(self.inner).check_batch is Rule.check_batch:
                 return self._one_by_one(batch, exp_id)
@@ -76,7 +76,7 @@ class Ban(Rule):
 
     @contextmanager
     def _in_context(self) -> Iterator[None]:
-        """Give the check the interceptor (`context`) for one call, and copy the check's changed state afterwards."""
+        """Give the rule `check` the interceptor as `context` for one call, and copy its changed state afterwards."""
         # The check has a context only during a call, because a removed rule must be pickled without one.
         self.inner.context = self.context
         try:
@@ -105,10 +105,10 @@ class Ban(Rule):
         return found
 
     def _in_parts(self, batch: Batch, exp_id: str) -> dict[int, Verdict]:
-        """Apply the check to a batch in several parts. The check may keep counts.
+        """Return the verdicts on a batch. The rule `check` judges it in parts, because it may keep counts.
 
-        After the message that begins a ban, the check must not count further messages of the ban's key. So in each part
-        only the last row of a key can begin a ban. Each sender's rows stay in order.
+        After the message that begins a ban, `check` must not count further messages of the banned sender or pair. So a
+        part ends for a sender at a message that may begin a ban. Each sender's rows stay in order.
         """
         found: dict[int, Verdict] = {}
         for rows in self._before_bans(batch):
@@ -117,10 +117,9 @@ class Ban(Rule):
         return found
 
     def _before_bans(self, batch: Batch) -> Iterator[NDArray[np.intp]]:
-        """Yield the rows in parts. A part has the next rows of each sender, up to a row after which a ban may begin.
+        """Yield the batch's rows in parts, so that a ban takes effect between two parts.
 
-        Only the rows of a part, and one more row of each sender, are looked at, because a sender with many rows may
-        need many parts.
+        Within a part, no sender can be banned before the last row that it has in this part.
         """
         waiting: dict[AgentId | None, list[int]] = {}
         for row, sender in enumerate(batch.from_ids.tolist()):
@@ -144,9 +143,10 @@ class Ban(Rule):
             left = [rows for rows in left if rows]
 
     def _at_once(self, batch: Batch, exp_id: str) -> dict[int, Verdict]:
-        """Return the verdicts on a batch, to which the check is applied as a whole.
+        """Return the verdicts of the rule `check` on a batch, and blocks for the rows of banned senders or pairs.
 
-        Then look at the rows that the check blocks, or whose key may be banned.
+        `check` judges, in one call, all rows that are not banned yet. If a row begins a ban, the later rows of the same
+        sender or pair are blocked, too.
         """
         found = self._banned_rows(batch)
         rest, rows = batch, np.arange(len(batch))
@@ -171,9 +171,9 @@ class Ban(Rule):
         return found | verdicts | (self._banned_rows(batch, begins) if begins else {})
 
     def _banned_rows(self, batch: Batch, begins: Mapping[Any, int] | None = None) -> dict[int, Verdict]:
-        """Return verdicts that block the rows with banned keys.
+        """Return verdicts that block the rows whose sender, or pair of sender and receiver, is banned.
 
-        `begins` has the row that began a ban; then only rows after it are blocked.
+        If `begins` is given, it has the row that began each ban, and only rows after that row are blocked.
         """
         rows: dict[int, str] = {}
         for row in self._index.candidates(batch.from_ids, batch.to_ids):
@@ -190,7 +190,10 @@ class Ban(Rule):
         return key is not None and bool(self.state.get(key, 0) >= self.after)
 
     def _count(self, key: Any) -> bool:  # noqa: ANN401 - an id, or a pair
-        """Count a violation of a key; return whether it begins a ban."""
+        """Count a violation; return whether it begins a ban.
+
+        Args: `key` is the sender, or the pair of sender and receiver, that may be banned.
+        """
         if key is None:
             return False
         count = self.state[key] = self.state.get(key, 0) + 1
@@ -205,7 +208,7 @@ class Ban(Rule):
         return ALLOW if self.inner.on_error == "allow" else verdict
 
     def _mirror(self) -> None:
-        """Copy the changes of the check's state into this rule's state, because only this rule's state is saved."""
+        """Copy the changed state of the rule `check` into this rule's state, the only one that is saved."""
         changes = None if self.inner.state is None else self.inner.state.changes()
         if changes is None:
             return
@@ -219,7 +222,7 @@ class Ban(Rule):
 
     @property
     def counts_blocked(self) -> bool:
-        """Return whether the check counts blocked messages."""
+        """Return whether the rule `check`, which finds violations, counts blocked messages."""
         return self.inner.counts_blocked
 
     def room(self, senders: Sequence[AgentId | None]) -> Sequence[int]:
@@ -228,16 +231,16 @@ class Ban(Rule):
             return self.inner.room(senders)
 
     def new_round(self) -> None:
-        """Begin a new round for the check. Bans and counts of violations stay."""
+        """Begin a new round of the rule `check`, which finds violations. Bans and counts of violations stay."""
         with self._in_context():
             self.inner.new_round()
 
     async def close(self) -> None:
-        """Close the check."""
+        """Close the rule `check`, which finds violations."""
         await self.inner.close()
 
     def restored(self) -> None:
-        """Rebuild the index of bans, and the state of the check, from `state`."""
+        """Rebuild the index of bans, and the state of the rule `check`, from the loaded `state`."""
         self._build_index()
         if self.inner.state is not None:
             kept = {key[1].encode(): value.encode() for key, value in self.state.items() if _of_check(key)}
@@ -245,7 +248,7 @@ class Ban(Rule):
             self.inner.restored()
 
     def describe(self) -> dict[str, Any]:
-        """Return the name, kind, the check, the number of violations before a ban, and the number of bans."""
+        """Return the name, kind, the rule that finds violations, how many lead to a ban, and the number of bans."""
         return {
             **super().describe(),
             "check": self.inner.describe(),
@@ -290,9 +293,10 @@ class EdgeBan(Ban):
         super().__init__(check, after, name)
 
     def pair_check(self) -> PairCheck | None:
-        """Return a check of banned pairs of sender and hearer if a broadcast is judged as one message, otherwise None.
+        """Return a check that bars the banned pairs of sender and hearer, or None.
 
-        Without the check of pairs, a broadcast that is judged as one message would still reach banned receivers.
+        Without it, a broadcast that the rule judges as one message would still reach hearers that the sender may not
+        write to. None: the rule judges each pair of a broadcast, and needs no such check.
         """
         if self.judges_broadcasts == "pair":
             return None

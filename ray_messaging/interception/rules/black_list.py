@@ -83,7 +83,7 @@ class BlackList(Rule):
         return blocks(found, found.values()) if found else {}
 
     def pair_check(self) -> PairCheck | None:
-        """Return the check of pairs of sender and hearer by ids, or None if a subclass overrides `check_batch`."""
+        """Return the rule's check of pairs by ids of sender and hearer; None if `check_batch` is overridden."""
         if type(self).check_batch is not BlackList.check_batch:
             return None
         return PairCheck(PairTable(self.state).has, "this sender may not write to this hearer")

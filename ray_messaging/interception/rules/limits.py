@@ -49,7 +49,7 @@ class RowsById(NamedTuple):
 
 
 def ranks(codes: NDArray[np.intp]) -> NDArray[np.intp]:
-    """Return for each row how many rows before it have the same code."""
+    """Return, for each row, how many earlier rows have the same code, which stands for an id."""
     order = np.argsort(codes, kind="stable")
     ordered = codes[order]
     found = np.empty(len(codes), np.intp)

@@ -149,7 +149,7 @@ class Moderator(SlowRule):
     async def judge(self, message: Message) -> Verdict:
         """Return the verdict on one message. If the callable raises an error, `on_error` decides.
 
-        Only a cancellation is raised.
+        Raises: CancelledError if the wait is cancelled, and no other error.
         """
         if not self.cache:
             return await self._ask(message)

@@ -1,4 +1,4 @@
-"""A rule that asks a language model behind an OpenAI-compatible endpoint."""
+"""A rule that asks a language model behind an OpenAI-compatible endpoint for its verdicts."""
 
 import asyncio
 import importlib
@@ -149,7 +149,10 @@ class Endpoint:
                 return reply
 
     def _milder(self, form: _Form, error: Exception) -> _Form | None:
-        """Return a less strict form for a refused request, or None if the form was not the reason for the refusal."""
+        """Return a less demanding form of a request that the endpoint refused, such as one without a temperature.
+
+        None: the form was not the reason for the refusal, or there is no less demanding one.
+        """
         if getattr(error, "status_code", None) not in {400, 422}:
             return None
         text = str(error).lower()

@@ -27,7 +27,7 @@ FEW_ROWS = 8  # for up to this many rows, looking up each row is faster than ari
 
 
 def check_pair(pair: object, rule: str) -> Pair:
-    """Return a pair with ids in canonical form.
+    """Return a pair with both ids in the form that messages have.
 
     Raises: RuleError if it is not a pair, InvalidAddress if an id is not valid.
     """
@@ -38,7 +38,7 @@ def check_pair(pair: object, rule: str) -> Pair:
 
 
 def _check_nesting(pair: object, rule: str) -> None:
-    """Raise RuleError for a list of two tuples, which is a list of pairs in place of a pair."""
+    """Raise RuleError for a list of two tuples, because it is a list of pairs, where one pair is expected."""
     if isinstance(pair, list) and all(isinstance(end, tuple) for end in pair):
         raise RuleError(
             f"{pair!r} is a list of two pairs where one pair is expected: pass it without the list around it; if its "
@@ -112,7 +112,7 @@ class PairIndex:
         return to_id is None or self._receivers.add((0, to_id))
 
     def candidates(self, from_ids: IdColumn, to_ids: IdColumn) -> list[int]:
-        """Return the rows, ascending, that may be among the pairs."""
+        """Return the numbers, ascending, of the rows that may match a pair. No other row matches one."""
         if self._everybody or len(from_ids) <= FEW_ROWS:
             return list(range(len(from_ids)))
         sender = from_ids.values.view(np.uint64) * _SPREAD_FROM
@@ -231,7 +231,7 @@ class Edges:
         return self._sources, self._targets, others
 
     def has(self, from_id: AgentId, to_id: AgentId) -> bool:
-        """Return whether there is an edge. The ids may be of any kind."""
+        """Return whether there is an edge. Each id may be an int or a str."""
         return (from_id, to_id) in self._edges
 
     def holds(self, sources: NDArray[np.int64], targets: NDArray[np.int64]) -> NDArray[np.bool_]:

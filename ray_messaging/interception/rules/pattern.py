@@ -171,7 +171,7 @@ class Words:
         return bool(self._parts) and any(part in line for part in self._parts)
 
     def hits(self, text: str) -> list[Word]:
-        """Return the words that occur in a plain text."""
+        """Return the words and phrases that occur in a text, which must have the form that `plain` gives."""
         tokens = text.translate(_NO_LETTERS).split() if text.isascii() else TOKEN.findall(text)
         maybe = [word for token in dict.fromkeys(tokens) for word in self._by_token.get(token, ())]
         maybe += [word for part, word in self._by_part if part in text]
@@ -180,7 +180,10 @@ class Words:
 
 @lru_cache(10_000)
 def _finder(word: str, *, any_case: bool = False) -> "regex.Pattern[str]":
-    """Return the regex that finds a plain word in plain text. With `any_case`, the text need not be case-folded."""
+    """Return the regex that finds a word in a text. Both must have the form that `plain` gives.
+
+    With `any_case`, the text need not be case-folded.
+    """
     body = r"\s+".join(map(regex.escape, word.split()))
     before = f"(?<!{LETTER})" if _LETTER.match(word.strip()[0]) else ""
     after = f"(?!{LETTER})" if _LETTER.match(word.strip()[-1]) else ""

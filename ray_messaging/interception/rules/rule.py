@@ -121,9 +121,9 @@ class Rule:
         return found
 
     def pair_check(self) -> PairCheck | None:
-        """Return a check of pairs of sender and hearer by ids, or None if `check_batch` judges each pair.
+        """Return a check by which a broadcast's pairs of sender and hearer are judged by ids, many at a time.
 
-        The check is valid until `state` changes.
+        None: `check_batch` judges each pair. The check is valid until `state` changes.
         """
         return None
 
@@ -280,7 +280,7 @@ class StepRule(Rule):
     async def check_step(self, number: int, batch: Batch, exp_id: str) -> StepVerdicts:
         """Return the verdicts on the messages of step `number`, and the messages to add to the step.
 
-        The rows of `batch` are the messages in canonical order: by to_id, step sent, from_id, order of sending.
+        The rows of `batch` are sorted by to_id, step sent, from_id, and order of sending.
         """
         raise NotImplementedError(f"rule {self.name!r} judges nothing: define its method check_step")
 

@@ -38,9 +38,9 @@ class NodeFacts:
 
 
 def check_nodes(nodes: Sequence[NodeFacts], silent: Mapping[str, float]) -> list[Finding]:
-    """Return the findings about the nodes.
+    """Return the findings about the machines of the cluster: which cannot be reached, and where groups are silent.
 
-    If there is only one node, no finding says that all nodes are reached, because its processes need no network.
+    With only one machine, no finding says that all machines are reached, because its processes need no network.
 
     Args: `silent` has the groups whose drivers have not called the server for long, each with the seconds since then.
     """

@@ -65,7 +65,7 @@ def _of_actor(actor: ActorFacts) -> Iterator[Family]:
 
 
 def of_log(stats: dict[str, Any]) -> list[Family]:
-    """Return the metrics of the event log."""
+    """Return the metrics of the event log, from the statistics of its writer."""
     return [single(*_LOG[key], stats[key]) for key in _LOG if stats.get(key) is not None]
 
 

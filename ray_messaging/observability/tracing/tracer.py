@@ -244,7 +244,7 @@ class Tracer:
     # -- sending --------------------------------------------------------------------------------------------------
 
     def open(self) -> AnySpans:
-        """Return the spans of a batch that is beginning."""
+        """Return the object that collects a new batch's spans. For a batch that is not traced, it does nothing."""
         parent = self._parent()
         return UNTRACED if parent is None else self._accept(parent, None)
 
