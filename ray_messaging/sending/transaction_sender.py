@@ -25,6 +25,7 @@ from ray_messaging.sending.frame_router import UNOWNED, OutboundFrame
 from ray_messaging.sending.frame_sender import FrameSender
 from ray_messaging.sending.in_flight_batch import InFlightBatch
 from ray_messaging.sending.pending_batch import TransactionBatch
+from ray_messaging.sending.schema_checks import check_batches
 from ray_messaging.transports.transport_values import FrameFate, SendReply, SendStatus
 
 if TYPE_CHECKING:
@@ -106,12 +107,13 @@ class TransactionSender:
     def _route(self) -> None:
         """Make the frames of the whole transaction by the current directory of mailboxes.
 
-        Raises: PayloadTooLarge if the frames are too large for one call.
+        Raises: PayloadMismatch if a schema refuses a payload; PayloadTooLarge if the frames are too large for one call.
         """
         self._frames.reroute()  # no frame is queued, so this only gives the router the current routes
         if self._in_flight is None:
             return
-        self._outbound = self._frames.route_all(self._in_flight)
+        check_batches(self._frames.schemas, [self._in_flight.batch])
+        self._outbound = self._frames.router.route(self._in_flight, None, settle=False)
         volume = sum(frame.nbytes for frame in self._outbound)
         if volume > TRANSACTION_BYTES:
             raise PayloadTooLarge(
