@@ -269,7 +269,6 @@ class DeliveryLeases:
 
         Return the new token (None: no messages) and the messages.
         """
-        self._fetcher.check_open()
         options = options._replace()  # the identity of this new object stands for this fetch
         known = self._holder(holder)
         newest = known.abandoned if known.fetch is None else max(known.abandoned, known.fetch.number - 1)

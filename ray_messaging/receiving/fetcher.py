@@ -202,8 +202,11 @@ class Fetcher:
     def commits(self) -> Commits:
         """Return the `Commits`, which knows which messages of the mailbox are taken, acknowledged and committed.
 
-        Raises: NotListening before the first subscription; the error that stopped the reader, such as Fenced or Closed.
+        Raises: the error of a messager that is not open; NotListening before the first subscription; the error that
+        stopped the reader, such as Fenced or Closed.
         """
+        if self.unavailable is not None:
+            raise self.unavailable()
         if self._commits is None:
             raise NotListening(
                 "this messager does not listen on any channel: `await messager.subscribe_and_start_listening([...])` "
@@ -218,23 +221,16 @@ class Fetcher:
         """Return whether this messager has subscribed to something."""
         return self._commits is not None
 
-    def check_open(self) -> None:
-        """Raise the error of a messager that is not open, and so cannot fetch."""
-        if self.unavailable is not None:
-            raise self.unavailable()
-
     async def fetch(
         self, limit: int | None, timeout: float | None, commit: CommitMode = "next", *, complete: bool = False
     ) -> Messages:
         """Commit messages of the last fetch, and return new messages; wait up to `timeout` seconds for the first."""
-        if self.unavailable is not None:
-            raise self.unavailable()
         if limit is not None or commit != "next":
             check_fetch(limit, commit, complete=complete)
         # This quick check accepts most timeouts without a call.
         if not (type(timeout) is float and 0.0 <= timeout < math.inf):
             check_timeout(timeout)
-        if self._commits is None and timeout == 0:
+        if self._commits is None and self.unavailable is None and timeout == 0:
             # AgentSociety's loops may poll before they have subscribed, and must let other tasks run.
             await asyncio.sleep(0)
             return Messages(self._exp_id, [])
@@ -249,14 +245,11 @@ class Fetcher:
                     await commits.write()
                 taken = await self.take(limit, timeout, complete=complete)
                 if commit == "next":
-                    self._hand_out(taken)
+                    commits.handed_out.append((taken.low, taken.high))
+                    self._tracer.hold(taken.slices)
                 if taken.slices or not taken.passed:
                     return self.messages(taken.slices)
                 timeout = timeout if due is None else max(0.0, due - monotonic())
-
-    def _hand_out(self, taken: FetchedRows) -> None:
-        self.commits.handed_out.append((taken.low, taken.high))
-        self._tracer.hold(taken.slices)
 
     def messages(self, slices: Sequence[Slice], *, more: bool = False) -> Messages:
         """Return slices of batches as Messages, whose `more` says whether the mailbox may have other messages."""
@@ -375,8 +368,6 @@ class Fetcher:
 
     async def ack(self, messages: Acked | None = None) -> None:
         """Commit some messages, or all messages that were fetched (None)."""
-        if self.unavailable is not None:
-            raise self.unavailable()
         commits, spans = self.commits, None
         if messages is not None:
             spans = spans_of(messages, self.name)
@@ -399,7 +390,6 @@ class Fetcher:
 
     def iterate(self) -> AsyncIterator[Message]:
         """Yield message by message. Each message is committed in the background when the next one is requested."""
-        self.check_open()
         return Iteration(self._next)
 
     async def _next(self) -> Message:
@@ -411,7 +401,8 @@ class Fetcher:
                 commits.acknowledge()
                 commits.write_soon()
                 taken = await self.take(1, None)
-                self._hand_out(taken)
+                commits.handed_out.append((taken.low, taken.high))
+                self._tracer.hold(taken.slices)
             for batch, low, _, pattern in taken.slices:
                 return Message(self._exp_id, batch, low, pattern)
 
@@ -422,7 +413,6 @@ class Fetcher:
 
         Raises: TransactionError if another transaction is open, or if a fetch is waiting; the errors of `commits`.
         """
-        self.check_open()
         commits = self.commits
         await self.gate.wait_free()
         if self._fetching.locked():
@@ -439,7 +429,6 @@ class Fetcher:
 
         Args: `check` raises an error if the transaction has ended while this call waited.
         """
-        self.check_open()
         check_fetch(limit, complete=complete)
         check_timeout(timeout)
         due = monotonic() + timeout if timeout else None

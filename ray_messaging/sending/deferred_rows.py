@@ -95,7 +95,7 @@ class DeferredRows:
         for row in self._candidates(batch, rows, deferred):
             pair = _pair(batch, row)
             queue = self.pairs.get(pair)
-            if row in in_flight.stopped or (queue is None and row not in deferred):
+            if row in in_flight.outcome.blocks or (queue is None and row not in deferred):
                 continue
             place = DeferredRow(in_flight, row, _UNKNOWN if row in deferred else epoch)
             # Most rows go to the end of their queue. But an earlier row may be judged again, because another

@@ -12,11 +12,14 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ray_messaging.addressing.directory import Routes
-from ray_messaging.common.backoff import FULL_MAILBOX_RETRY, Backoff
+from ray_messaging.common.backoff import FULL_MAILBOX_RETRY, STALE_VERDICT_RETRY, Backoff
 from ray_messaging.default_limits_and_leases import CALL_BYTES
-from ray_messaging.model.fates import DELIVERED, PUBLISHED, UNDELIVERABLE
+from ray_messaging.errors import InterceptorUnavailable
+from ray_messaging.interception.verdict_client import VerdictClient
+from ray_messaging.model.fates import BLOCKED, DELIVERED, PUBLISHED, UNDELIVERABLE
 from ray_messaging.model.schema import Schemas
 from ray_messaging.observability.observer import Observer
+from ray_messaging.sending import send_errors
 from ray_messaging.sending.frame_router import UNOWNED, FrameRouter, OutboundFrame
 from ray_messaging.sending.in_flight_batch import InFlightBatch, Rows
 from ray_messaging.sending.schema_checks import fitting
@@ -27,6 +30,32 @@ if TYPE_CHECKING:
 
 # After these refusals, the sender has to ask the interceptor for new verdicts.
 OF_VERDICTS = (SendStatus.STALE_VERDICTS, SendStatus.OTHER_RULES)
+
+
+class VerdictRenewal:
+    """The renewal of verdicts that the server refuses, because other rules or another interceptor are in force.
+
+    New verdicts may be refused, too, so the renewal is repeated for up to `timeout_s` seconds.
+    """
+
+    def __init__(self, timeout_s: float) -> None:
+        self._timeout_s = timeout_s
+        self._backoff: Backoff | None = None  # None before the first renewal, which needs no pause
+
+    async def begin(self, verdict_client: VerdictClient, why: SendStatus) -> None:
+        """Make a client drop its old verdicts, so that the next verdicts are new. From the second time on, pause first.
+
+        Args: `why` is the refusal, one of OF_VERDICTS.
+        Raises: InterceptorUnavailable if the time is over.
+        """
+        if self._backoff is None:
+            deadline = asyncio.get_running_loop().time() + self._timeout_s
+            self._backoff = Backoff(STALE_VERDICT_RETRY, deadline=deadline)
+        elif self._backoff.exhausted:
+            raise InterceptorUnavailable(send_errors.STALE)
+        else:
+            await self._backoff.sleep()
+        await verdict_client.outdated(successor=why is SendStatus.STALE_VERDICTS)
 
 
 class MailboxQueue:
@@ -235,7 +264,7 @@ class Destination:
     def written(self, frame: OutboundFrame, subscriber_counts: list[int]) -> None:
         """Set the fates of the rows of a frame that the server has written."""
         if frame.mailbox == LOG:
-            frame.in_flight.stop(frame.batch_rows())
+            frame.in_flight.settle(frame.batch_rows(), BLOCKED)
             return
         if self.observer is not None and frame.mailbox != UNOWNED:
             self.observer.frame_written(frame.mailbox, frame.rows, len(frame.frame))

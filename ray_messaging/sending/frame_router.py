@@ -13,7 +13,7 @@ from ray_messaging.default_limits_and_leases import CALL_BYTES, COLUMN_ROWS, FRA
 from ray_messaging.model.agent_sets import AgentSet
 from ray_messaging.model.batch import Batch
 from ray_messaging.model.extension import Extension, Fold
-from ray_messaging.model.fates import DELIVERED, UNDELIVERABLE
+from ray_messaging.model.fates import BLOCKED, DELIVERED, UNDELIVERABLE
 from ray_messaging.receipt import PairFates
 from ray_messaging.sending import logged_frames
 from ray_messaging.sending.bulk_input import split_rows
@@ -87,7 +87,7 @@ class FrameRouter:
         if in_flight.outcome.blocks:
             rows = in_flight.open_rows if rows is None else in_flight.still_open(rows)
             stopped = np.zeros(in_flight.batch.rows, np.bool_)
-            stopped[np.fromiter(in_flight.stopped, np.intp)] = True
+            stopped[np.fromiter(in_flight.outcome.blocks, np.intp)] = True
             blocked, rows = rows[stopped[rows]], rows[~stopped[rows]]
             if self.routes.logged and len(blocked):
                 for part in self._parts(in_flight, LOG, blocked, row_bytes):
@@ -98,7 +98,7 @@ class FrameRouter:
                         OutboundFrame(LOG, 0, len(some), noted=note, in_flight=in_flight, taken=some, nbytes=size)
                     )
             elif settle and len(blocked):
-                in_flight.stop(blocked)
+                in_flight.settle(blocked, BLOCKED)
         for mailbox, found in self._rows_by_mailbox(in_flight, rows).items():
             parts = (found,) if in_flight.batch.rows == 1 else self._parts(in_flight, mailbox, found, row_bytes)
             frames += [self._frame(in_flight, mailbox, part) for part in parts]

@@ -26,7 +26,6 @@ from ray_messaging.observability.observer import Observer
 from ray_messaging.sending import send_errors
 from ray_messaging.sending.destination import OF_VERDICTS, Destination, MailboxQueue
 from ray_messaging.sending.frame_router import UNOWNED, OutboundFrame
-from ray_messaging.sending.in_flight_batch import InFlightBatch
 from ray_messaging.sending.schema_checks import check_batches
 from ray_messaging.transports.transport_values import (
     LOG,
@@ -212,11 +211,6 @@ class FrameSender(Destination):
                 await self.refresh()
                 check_batches(self.schemas, batches)
         return self.schemas.version
-
-    def route_all(self, in_flight: InFlightBatch) -> list[OutboundFrame]:
-        """Build a transaction's frames without queueing them; raise PayloadMismatch if a schema refuses a payload."""
-        check_batches(self.schemas, [in_flight.batch])
-        return self.router.route(in_flight, None, settle=False)
 
     @property
     def retry_at(self) -> float | None:

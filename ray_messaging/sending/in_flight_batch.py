@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from ray_messaging.errors import MessagingError, OutcomeUnknown
 from ray_messaging.interception.verdicts import BatchVerdict
 from ray_messaging.model.batch import Batch
-from ray_messaging.model.fates import BLOCKED, UNKNOWN
+from ray_messaging.model.fates import UNKNOWN
 from ray_messaging.model.typed.typed_table import Payloads
 from ray_messaging.observability.observer import Observer
 from ray_messaging.receipt import Outcome, Receipts, set_receipts
@@ -93,11 +93,6 @@ class InFlightBatch:
         return any(rows[row] for rows in self.placed.values())
 
     @property
-    def open(self) -> bool:
-        """Return whether some row has neither fate nor error yet."""
-        return self.left > 0
-
-    @property
     def open_rows(self) -> Rows:
         """Return the rows that have no fate yet."""
         return np.flatnonzero(self._opened())
@@ -110,11 +105,6 @@ class InFlightBatch:
     def still_open(self, rows: Rows) -> Rows:
         """Return those of the given rows that are open."""
         return rows[self._opened()[rows]]
-
-    @property
-    def stopped(self) -> dict[int, tuple[str, str]]:
-        """Return, by row, the rule and the reason of each blocked row, also of rows that the log does not have yet."""
-        return self.outcome.blocks
 
     # -- verdicts -------------------------------------------------------------------------------------------------
 
@@ -143,10 +133,6 @@ class InFlightBatch:
         self.outgoing.labels = {
             name: np.array(sorted(found), np.uint32) for name, found in self.labels.items() if found
         }
-
-    def stop(self, rows: Rows) -> None:
-        """Give the fate BLOCKED to rows, because rules have blocked them."""
-        self.settle(rows, BLOCKED)
 
     # -- fates ----------------------------------------------------------------------------------------------------
 

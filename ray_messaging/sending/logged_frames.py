@@ -13,7 +13,7 @@ from ray_messaging.wire.notes import Before, LogNote, before_of, encode_log_note
 def blocked(in_flight: InFlightBatch, rows: Rows) -> LoggedFrame:
     """Build the note about blocked rows. It also has the payloads that the blocking rule has read."""
     places = rows.tolist()
-    why = why_of(map(in_flight.stopped.__getitem__, places))
+    why = why_of(map(in_flight.outcome.blocks.__getitem__, places))
     return logged(in_flight.outgoing.take(rows), LogNote(BLOCKED, why=why, before=_originals(in_flight, places)))
 
 

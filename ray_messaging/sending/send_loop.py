@@ -6,20 +6,18 @@ import time
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from ray_messaging.common.backoff import STALE_VERDICT_RETRY, Backoff
 from ray_messaging.common.task_health import end
 from ray_messaging.config import MessagingConfig
 from ray_messaging.errors import InterceptorUnavailable, MessagingError, OutcomeUnknown
 from ray_messaging.interception.verdict_client import VerdictClient
 from ray_messaging.interception.verdicts import MIXED, BatchVerdict
-from ray_messaging.sending import send_errors
 from ray_messaging.sending.deferred_rows import DeferredRows
+from ray_messaging.sending.destination import VerdictRenewal
 from ray_messaging.sending.frame_sender import FrameSender
 from ray_messaging.sending.in_flight_batch import InFlightBatch, Rows
 from ray_messaging.sending.pending_batch import PendingBatch, TransactionBatch
 from ray_messaging.sending.schema_checks import some_misfit
 from ray_messaging.sending.transaction_sender import TransactionSender
-from ray_messaging.transports.transport_values import SendStatus
 
 if TYPE_CHECKING:
     from ray_messaging.sending.accumulator import Accumulator
@@ -263,19 +261,17 @@ class SendLoop:
 
     async def _judge_again(self) -> None:
         """Get new verdicts on rows that were judged by old rules or by an earlier interceptor, and send these rows."""
-        loop, backoff = asyncio.get_running_loop(), Backoff(STALE_VERDICT_RETRY)
-        deadline = loop.time() + self._settings.interceptor_timeout_s
+        renewal = VerdictRenewal(self._settings.interceptor_timeout_s)
         while self._frames.stale_verdicts:
-            if loop.time() > deadline:
-                self._frames.abandon(InterceptorUnavailable(send_errors.STALE))
+            try:
+                await renewal.begin(self.verdict_client, self._frames.stale_by)
+            except InterceptorUnavailable as error:
+                self._frames.abandon(error)
                 return
-            await self.verdict_client.outdated(successor=self._frames.stale_by is SendStatus.STALE_VERDICTS)
             for in_flight, rows in self._frames.stale_verdicts.items():
                 await self._judge(in_flight, rows)
             self._frames.stale_verdicts = {}
             await self._frames.send()
-            if self._frames.stale_verdicts:
-                await backoff.sleep()
 
     # -- transactions ---------------------------------------------------------------------------------------------
 

@@ -12,19 +12,20 @@ from ray_messaging.errors import (
     Closed,
     ConfigError,
     Fenced,
-    InterceptorUnavailable,
     MessagingError,
     PayloadTooLarge,
     TransitError,
 )
 from ray_messaging.interception.verdicts import FOREIGN
+from ray_messaging.model.fates import BLOCKED
 from ray_messaging.receipt import Receipts
 from ray_messaging.sending import send_errors
-from ray_messaging.sending.destination import OF_VERDICTS
+from ray_messaging.sending.destination import OF_VERDICTS, VerdictRenewal
 from ray_messaging.sending.frame_router import UNOWNED, OutboundFrame
 from ray_messaging.sending.frame_sender import FrameSender
 from ray_messaging.sending.in_flight_batch import InFlightBatch
 from ray_messaging.sending.pending_batch import TransactionBatch
+from ray_messaging.sending.schema_checks import check_batches
 from ray_messaging.transports.transport_values import FrameFate, SendReply, SendStatus
 
 if TYPE_CHECKING:
@@ -54,7 +55,7 @@ class TransactionSender:
         self._outbound: list[OutboundFrame] = []
         self._backoff = Backoff(TRANSACTION_RETRY)
         self._until = 0.0  # the loop time at which the transaction exceeds its time limit
-        self._verdicts_until: float | None = None
+        self._renewal = VerdictRenewal(settings.interceptor_timeout_s)
 
     async def run(self) -> None:
         """Write the transaction. Without a conclusion, only find out which transactions the server has committed.
@@ -80,7 +81,7 @@ class TransactionSender:
         parts = []
         if self._in_flight is not None:
             # The rows that are still open are blocked ones that need no log note.
-            self._in_flight.stop(self._in_flight.open_rows)
+            self._in_flight.settle(self._in_flight.open_rows, BLOCKED)
             parts = [(self._in_flight.outcome, 0, len(self._in_flight.batch))]
         if not self._transaction.future.done():
             self._transaction.future.set_result(Receipts(parts))
@@ -106,12 +107,13 @@ class TransactionSender:
     def _route(self) -> None:
         """Make the frames of the whole transaction by the current directory of mailboxes.
 
-        Raises: PayloadTooLarge if the frames are too large for one call.
+        Raises: PayloadMismatch if a schema refuses a payload; PayloadTooLarge if the frames are too large for one call.
         """
         self._frames.reroute()  # no frame is queued, so this only gives the router the current routes
         if self._in_flight is None:
             return
-        self._outbound = self._frames.route_all(self._in_flight)
+        check_batches(self._frames.schemas, [self._in_flight.batch])
+        self._outbound = self._frames.router.route(self._in_flight, None, settle=False)
         volume = sum(frame.nbytes for frame in self._outbound)
         if volume > TRANSACTION_BYTES:
             raise PayloadTooLarge(
@@ -212,20 +214,13 @@ class TransactionSender:
             fates = zip(self._outbound, reply.fates, strict=True)
             frame, fate = next((frame, fate) for frame, fate in fates if fate in _REFUSED)
             raise send_errors.refused(frame, fate if reply.status is SendStatus.OK else reply.status)
-        await self._pause()
+        self._loop.made_progress()
+        await self._backoff.sleep()
 
     async def _judge_again(self, why: SendStatus) -> None:
         """Get verdicts by the current rules. If the interceptor is gone, wait for its successor."""
-        now = asyncio.get_running_loop().time()
-        self._verdicts_until = self._verdicts_until or now + self._settings.interceptor_timeout_s
-        if now >= self._verdicts_until:
-            raise InterceptorUnavailable(send_errors.STALE)
-        await self._pause()
+        self._loop.made_progress()
+        await self._renewal.begin(self._loop.verdict_client, why)
         if self._in_flight is not None:
-            await self._loop.verdict_client.outdated(successor=why is SendStatus.STALE_VERDICTS)
             self._verdict_epoch = await self._loop.judge_transaction(self._in_flight)
             self._route()
-
-    async def _pause(self) -> None:
-        self._loop.made_progress()
-        await self._backoff.sleep()

@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, TypeVar
 
-from ray_messaging.common.backoff import FULL_MAILBOX_RETRY, STALE_VERDICT_RETRY, Backoff
+from ray_messaging.common.backoff import FULL_MAILBOX_RETRY, Backoff
 from ray_messaging.default_limits_and_leases import CALL_BYTES
 from ray_messaging.errors import (
     Closed,
@@ -24,6 +24,7 @@ from ray_messaging.messager_engine import Engine
 from ray_messaging.model.fates import DELIVERED
 from ray_messaging.model.series import shape_in_words
 from ray_messaging.sending import send_errors
+from ray_messaging.sending.destination import VerdictRenewal
 from ray_messaging.sending.frame_router import OutboundFrame
 from ray_messaging.sending.in_flight_batch import InFlightBatch, tell_fates
 from ray_messaging.sending.pending_batch import PendingBatch
@@ -33,7 +34,7 @@ from ray_messaging.steps.step_account import StepAccount, StepCounts, encode_blo
 from ray_messaging.steps.step_destination import AttemptBoxes, StepDestination, in_box
 from ray_messaging.steps.step_moves import MovedAudiences, StepMoves
 from ray_messaging.transports.step_values import Closing, Committed, Done, Opened, Refused, WaitFor, Waiting
-from ray_messaging.transports.transport_values import WRITTEN, SendStatus
+from ray_messaging.transports.transport_values import WRITTEN
 
 if TYPE_CHECKING:
     from ray_messaging.transports.steps import RedisSteps
@@ -280,8 +281,8 @@ class AttemptSender:
 
     async def _deliver(self, in_flight: InFlightBatch) -> None:
         """Get verdicts on a batch, and write it. If the server refuses the verdicts, get new ones."""
-        destination, clock = self._destination, asyncio.get_running_loop().time
-        backoff, deadline, rows = Backoff(STALE_VERDICT_RETRY), None, None
+        destination, rows = self._destination, None
+        renewal = VerdictRenewal(self._engine.settings.interceptor_timeout_s)
         while True:
             verdict = await self._judge(in_flight)
             in_flight.apply(verdict, rows)
@@ -292,13 +293,8 @@ class AttemptSender:
                 raise next(iter(in_flight.errors.values()))
             if not destination.stale_verdicts:
                 return
-            deadline = deadline or clock() + self._engine.settings.interceptor_timeout_s
-            if clock() > deadline:
-                raise InterceptorUnavailable(send_errors.STALE)
             rows = destination.stale_verdicts.pop(in_flight)
-            successor = destination.stale_by is SendStatus.STALE_VERDICTS
-            await self._engine.verdict_client.outdated(successor=successor)
-            await backoff.sleep()
+            await renewal.begin(self._engine.verdict_client, destination.stale_by)
 
     # -- batches --------------------------------------------------------------------------------------------------
 

@@ -30,7 +30,7 @@ from ray_messaging.default_limits_and_leases import CALLS_TOLD_S
 from ray_messaging.errors import ConfigError, Fenced, InterceptorUnavailable, RuleError, UnknownName
 from ray_messaging.interception.interceptor.interceptor import Interceptor
 from ray_messaging.interception.interceptor.lane_server import LaneServer
-from ray_messaging.interception.interceptor.rule_set import RuleSet
+from ray_messaging.interception.interceptor.rule_set import valid_rule
 from ray_messaging.interception.interceptor.watchdog import Watchdog
 from ray_messaging.interception.lane import LaneAddress
 from ray_messaging.interception.rules import BlackList, Rule, StepRule
@@ -235,7 +235,7 @@ class InterceptorHost:
 
     def checked(self, rule: Any) -> PickledRule:  # noqa: ANN401 - as a user passes it
         """Return the pickle of a rule; raise RuleError for a rule that this experiment cannot use."""
-        RuleSet([rule])  # raises RuleError for an object that is not a rule
+        valid_rule(rule)
         check_step_rules([rule], steps=self._spec.steps is not None, mirror=self._spec.settings.mirror)
         if isinstance(rule, StepRule):
             rule.admission = secrets.token_hex(8)

@@ -91,27 +91,14 @@ class RuleSet:
         self._set([*self.now[:place], *self.now[place + 1 :]])
         return rule
 
-    def _put(self, rule: object, others: list[Rule], place: int) -> Rule:
-        if not isinstance(rule, Rule):
-            why = f"{rule!r} is not a rule: pass an instance of a class derived from ray_messaging.rules.Rule"
-            raise RuleError(why, rule=repr(rule))
-        name: object = rule.name
-        if not (isinstance(name, str) and 0 < len(name) <= NAME_LENGTH and name.isprintable() and name[0] != ":"):
-            raise RuleError(
-                f"{rule!r} has an invalid name, {rule.name!r}: give it a name of at most {NAME_LENGTH} printable "
-                "characters that does not begin with a colon, because receipts and the log show the name",
-                rule=repr(rule),
-            )
+    def _put(self, given: object, others: list[Rule], place: int) -> Rule:
+        rule = valid_rule(given)
         if any(rule.name == other.name for other in others):
             raise RuleError(
                 f"a rule is named {rule.name!r} already: give the new rule another name, by name= or by its attribute "
                 "`name`",
                 rule=rule.name,
             )
-        if rule.judges_broadcasts not in ({"message"} if isinstance(rule, SlowRule) else {"pair", "message"}):
-            known = "'message', because the rule is slow" if isinstance(rule, SlowRule) else "'pair' or 'message'"
-            wrong = f"rule {rule.name!r} has judges_broadcasts={rule.judges_broadcasts!r}: write {known}"
-            raise RuleError(wrong, rule=rule.name)
         others.insert(place, rule)
         rule.context = self._context
         self._set(others)
@@ -138,6 +125,25 @@ class RuleSet:
         made = BlackList()
         self.insert(made, 0)
         return made
+
+
+def valid_rule(rule: object) -> Rule:
+    """Return an object that is a rule with valid attributes; raise RuleError for any other object."""
+    if not isinstance(rule, Rule):
+        why = f"{rule!r} is not a rule: pass an instance of a class derived from ray_messaging.rules.Rule"
+        raise RuleError(why, rule=repr(rule))
+    name: object = rule.name
+    if not (isinstance(name, str) and 0 < len(name) <= NAME_LENGTH and name.isprintable() and name[0] != ":"):
+        raise RuleError(
+            f"{rule!r} has an invalid name, {rule.name!r}: give it a name of at most {NAME_LENGTH} printable "
+            "characters that does not begin with a colon, because receipts and the log show the name",
+            rule=repr(rule),
+        )
+    if rule.judges_broadcasts not in ({"message"} if isinstance(rule, SlowRule) else {"pair", "message"}):
+        known = "'message', because the rule is slow" if isinstance(rule, SlowRule) else "'pair' or 'message'"
+        wrong = f"rule {rule.name!r} has judges_broadcasts={rule.judges_broadcasts!r}: write {known}"
+        raise RuleError(wrong, rule=rule.name)
+    return rule
 
 
 def _place(index: object) -> int:

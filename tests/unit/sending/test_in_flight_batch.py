@@ -47,8 +47,8 @@ class Made:
     def block(self, chosen):
         """Block rows as a rule does, without a log: they are settled at once."""
         self.in_flight.apply(BatchVerdict(blocked=dict.fromkeys(chosen, ("black_list", "no"))))
-        stopped = [row for row in self.in_flight.open_rows.tolist() if row in self.in_flight.stopped]
-        self.in_flight.stop(rows(*stopped))
+        stopped = [row for row in self.in_flight.open_rows.tolist() if row in self.in_flight.outcome.blocks]
+        self.in_flight.settle(rows(*stopped), BLOCKED)
 
     def fate(self, row):
         """Return a row's result: a fate, the name of an error, or None."""
@@ -101,15 +101,15 @@ def test_each_row_and_the_end_are_reported_once(steps, singles):  # noqa: C901 -
             expected |= {row: DELIVERED for row in mine if sum(found[row] for found in in_flight.placed.values()) == 2}
         assert in_flight.outcome.fates.tolist() == [expected.get(row, UNKNOWN) for row in range(ROWS)]
         assert in_flight.open_rows.tolist() == [row for row in range(ROWS) if row not in expected]
-        assert in_flight.open == (len(expected) < ROWS)
+        assert (in_flight.left > 0) == (len(expected) < ROWS)
         assert [made.fate(row) for row in range(singles)] == [FATES.get(expected.get(row)) for row in range(singles)]
         if singles < ROWS:
             assert made.many.done() == all(row in expected for row in range(singles, ROWS))
-        assert len(made.finished) == (not in_flight.open)
+        assert len(made.finished) == (in_flight.left == 0)
         assert sum(count for count, _ in made.closed) == len(expected)
         nbytes = sum(nbytes for _, nbytes in made.closed)
         assert 0 <= nbytes <= in_flight.batch.lines.nbytes
-        assert in_flight.open or nbytes == in_flight.batch.lines.nbytes
+        assert in_flight.left or nbytes == in_flight.batch.lines.nbytes
         assert set(in_flight.outcome.blocks) >= {row for row, fate in expected.items() if fate == BLOCKED}
         assert not any(expected.get(row) not in {None, BLOCKED} for row in in_flight.outcome.blocks)
     if made.many.done():
@@ -141,7 +141,7 @@ def test_a_later_verdict_replaces_an_earlier_one_except_for_delivered_rows():
     in_flight.deliver(rows(0), "a", DELIVERED)
     in_flight.apply(judged([3], {0: b"[7]"}, {"new": [0, 1, 2]}))
     assert outgoing(in_flight) == [(b"[0]", ("old",)), (b"{}", ("new",)), (b"{}", ("new",)), (b"{}", ())]
-    assert set(in_flight.stopped) == {3}
+    assert set(in_flight.outcome.blocks) == {3}
     assert in_flight.rewritten == {0: ("editor", b"[0]")}
 
 
