@@ -54,6 +54,60 @@ Every error has its facts as attributes, and keeps them when pickled.
 from collections.abc import Sequence
 from typing import Any
 
+__all__ = [
+    "AlreadyExists",
+    "AnswerFailed",
+    "AnswerUnfit",
+    "AudienceTooLarge",
+    "BodyLost",
+    "BudgetSpent",
+    "Closed",
+    "CommitFailed",
+    "ConfigError",
+    "ConnectionFailed",
+    "Fenced",
+    "FetchTooLarge",
+    "FrameError",
+    "InterceptorUnavailable",
+    "InvalidAddress",
+    "InvalidColumns",
+    "InvalidMsg",
+    "InvalidPayload",
+    "InvalidQuery",
+    "LogError",
+    "MailboxFull",
+    "MessagingError",
+    "ModelFailed",
+    "ModelTimeout",
+    "MoveFailed",
+    "NoAnswer",
+    "NoQuestion",
+    "NotListening",
+    "NotRepeatable",
+    "NotReplicated",
+    "OutcomeUnknown",
+    "PayloadMismatch",
+    "PayloadTooLarge",
+    "QuestionBlocked",
+    "RuleError",
+    "ServerFailed",
+    "ServerRefused",
+    "StepAborted",
+    "StepFailed",
+    "StepTooLarge",
+    "TraceError",
+    "TransactionError",
+    "TransitError",
+    "Unbalanced",
+    "UndeclaredSend",
+    "UnknownName",
+    "UnknownSender",
+]
+
+
+def __dir__() -> list[str]:
+    return __all__
+
 
 class MessagingError(Exception):
     """Root of every error that this package raises on purpose.

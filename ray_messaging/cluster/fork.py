@@ -209,7 +209,13 @@ def start_fork(
     from ray_messaging.eventlog.event_log import EventLog  # noqa: PLC0415
     from ray_messaging.eventlog.folder import Folder  # noqa: PLC0415
     from ray_messaging.eventlog.folder_records import read_run  # noqa: PLC0415
-    from ray_messaging.eventlog.forking import checkpoint_before, copy_run, outside_of, record_of  # noqa: PLC0415
+    from ray_messaging.eventlog.forking import (  # noqa: PLC0415
+        check_whole,
+        checkpoint_before,
+        copy_run,
+        outside_of,
+        record_of,
+    )
 
     if on_existing not in {"error", "resume"}:
         raise ConfigError(f"on_existing={on_existing!r} is unknown: write 'error', or 'resume' to go on with a fork")
@@ -226,6 +232,7 @@ def start_fork(
     if record.steps is None:
         raise ConfigError(f"the run in {parent.where} had no steps: only a run with steps=Steps() can be forked")
     _check_rules(record, parent.where, rules)
+    check_whole(parent)
     check_name("exp_id", exp_id)
     there = read_run(Folder(target)) if on_existing == "resume" else None
     if there is None:

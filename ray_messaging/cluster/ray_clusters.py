@@ -18,7 +18,7 @@ from ray_messaging.cluster.handles.connection import NAMESPACE
 from ray_messaging.cluster.ray_internals import errors_to_stderr, names_in, ray_session, use_token
 from ray_messaging.common import operating_system
 from ray_messaging.common.operating_system import own_processes
-from ray_messaging.errors import ConfigError, UnknownName
+from ray_messaging.errors import ConfigError, ServerFailed, UnknownName
 
 _ANSWER_S = 5.0  # seconds in which the cluster at RAY_ADDRESS must answer a connection
 _LOOK_S = 2.0  # seconds in which a cluster must say which experiments it has
@@ -109,6 +109,16 @@ def _begin_ray() -> None:
             f"cannot join the Ray cluster at RAY_ADDRESS={address!r} ({error}): does that cluster run? If it requires "
             "a token, set RAY_AUTH_MODE=token, and put the token into ~/.ray/auth_token"
         ) from error
+    except Exception as error:
+        # If a process of Ray has not started after 30 s, Ray raises a bare Exception, or one of the other errors.
+        if address is None and (type(error) is Exception or isinstance(error, RuntimeError | TimeoutError | RayError)):
+            raise ServerFailed(
+                f"Ray did not start on this machine ({' '.join(str(error).split())[:_REASON]}), so the experiment did "
+                "not start: try again when the machine is less busy and has free memory, or start Ray before by `ray "
+                "start --head` and set RAY_ADDRESS=auto. The logs of Ray are in /tmp/ray/session_latest/logs",
+                log="",
+            ) from error
+        raise
 
 
 def join_ray(exp_id: str, *, as_driver: bool = False) -> bool:

@@ -147,7 +147,7 @@ def parent_calls(log_dir: str, step: int, agents: Container[AgentId]) -> dict[st
         )
     return {
         row["key"]: exact_of(row["result"], row["exact"])
-        for row in _rows_of(folder, folder.collected_files(CollectedKind.CALLS), {step})
+        for row in _rows_of(folder, NOTHING.beside_files(folder, CollectedKind.CALLS)[0], {step})
         # A call that was not needed may have been made for an earlier step, in which the same key had another result.
         if row["agent"] in agents and row["source"] not in {FAILED, UNUSED}
     }

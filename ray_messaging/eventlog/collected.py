@@ -5,12 +5,15 @@ The data are in files beside the event log, and the newest data are only on the 
 with the step after the last step of the file before it, and is complete or absent. `born` is the time at which the
 server began to count the steps. A server that has lost its data counts from 0 again, and its files go to a new folder.
 Programs that read the log's folder as one table skip these files, because their names begin with an underscore.
+The folder's `_collected.json` names all files that were written.
 """
 
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from ray_messaging.errors import LogError
 from ray_messaging.eventlog.folder import Folder, steps_and_epoch
+from ray_messaging.eventlog.folder_records import COLLECTED, collected_names
 from ray_messaging.transports.step_values import Collected, CollectedKind
 
 
@@ -26,11 +29,33 @@ class Unwritten(NamedTuple):
     def beside_files(self, folder: Folder, kind: CollectedKind) -> tuple[list[str], list[Collected]]:
         """Return the files of one kind of collected data, and the entries of this kind that are in no file yet.
 
-        Raises: LogError if the folder cannot be read.
+        Raises: LogError if the folder cannot be read, or if a file is gone.
         """
+        # The names are read first: a running writer adds a name after the file is there.
+        names = [name for name in collected_names(folder) if name.startswith(f"_{kind}/")]
         files = folder.collected_files(kind, self.born)
+        born = self.born or max(file.split("/")[-2] for file in [*names, *files]) if names else None
+        there = folder.names(f"_{kind}/{born}") if names else []
+        for name in names:
+            if name.split("/")[1] == born and name.split("/")[2] not in there:
+                first, last, _ = steps_and_epoch(name)
+                raise LogError(
+                    f"{folder.where}/{name} is gone, which has the {kind} of the steps from {first} to {last}: put it "
+                    f"back; or, to do without these steps, remove the file's name from {folder.where}/{COLLECTED}",
+                    path=f"{folder.where}/{name}",
+                )
+        return files, self.beyond(kind, files)
+
+    def beyond(self, kind: CollectedKind, files: Sequence[str]) -> list[Collected]:
+        """Return the entries of one kind of collected data whose steps come after the steps of some files."""
         last = steps_and_epoch(files[-1])[1] if files else -1
-        return files, [entry for entry in self.entries if entry.kind is kind and entry.step > last]
+        return [entry for entry in self.entries if entry.kind is kind and entry.step > last]
+
+
+def check_collected(folder: Folder) -> None:
+    """Raise LogError if a file of collected data is gone."""
+    for kind in CollectedKind:
+        NOTHING.beside_files(folder, kind)
 
 
 NOTHING = Unwritten()

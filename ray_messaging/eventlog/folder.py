@@ -32,6 +32,7 @@ import pyarrow.fs as pafs
 import pyarrow.parquet as pq
 
 from ray_messaging.errors import ConfigError, LogError
+from ray_messaging.eventlog.folder_records import note_collected
 from ray_messaging.eventlog.log_schema import (
     READABLE,
     ROW_GROUP_ROWS,
@@ -54,6 +55,7 @@ _OTHER = re.compile(r"events-\d{8,}-\d+-\d+\.parquet")
 _AGENTS = re.compile(r"_agents-(\w+)\.bin")
 _LEFTOVER = re.compile(r"_[\w.-]+\.tmp")
 _RECORDS = re.compile(r"_(run|rule_changes|account)\.json")
+_COLLECTED = re.compile(r"_collected\.json")
 _LOCK = "_lock"
 _ANY = re.compile(r".+")
 _COLLECTED_FILE = re.compile(r"(\d{8,})-(\d{8,})(?:-e(\d+))?\.parquet")
@@ -206,6 +208,7 @@ class Folder:
                     *segments,
                     *self._files(_LEFTOVER),
                     *self._files(_AGENTS),
+                    *self._files(_COLLECTED),
                 ]
             ):
                 self.filesystem.delete_file(info.path)
@@ -274,7 +277,9 @@ class Folder:
         Raises: OSError if that fails.
         """
         of_writer = "" if self.local else f"-e{epoch}"
-        self.write_file(f"_{kind}/{born}/{steps[0]:08d}-{steps[1]:08d}{of_writer}.parquet", data)
+        name = f"_{kind}/{born}/{steps[0]:08d}-{steps[1]:08d}{of_writer}.parquet"
+        self.write_file(name, data)
+        note_collected(self, name)
 
     def checkpoints(self) -> list[int]:
         """Return the steps that have a checkpoint, ascending; raise LogError if the folder cannot be read."""

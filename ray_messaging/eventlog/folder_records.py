@@ -5,6 +5,7 @@
 - The folder's account: which writer owns the folder, and which rows are known to be missing. Only the owner may publish
   files. The epochs on the server, which say which writer may trim the streams, are not enough for that. If the server
   was flushed, a new run begins again with the same epochs.
+- The names of the files of collected data that were written, so that readers notice a file that is gone.
 - The sets of agents of mailboxes. The row of a broadcast has the digest of the set that its hearers are in.
 """
 
@@ -33,6 +34,7 @@ FORMAT = 1
 RUN = "_run.json"  # programs that read folders of Parquet files skip names that begin with an underscore
 _RULE_CHANGES = "_rule_changes.json"
 ACCOUNT = "_account.json"
+COLLECTED = "_collected.json"
 _LONGEST = 200  # the most characters of an argument that are kept
 _SECRET = re.compile(r"(?i)(pass|secret|token|key|credential)")
 
@@ -200,18 +202,22 @@ def absent_rows(folder: "Folder", segments: "Sequence[Segment]", end: int) -> st
 
     Raises: the same errors as `read_run`.
     """
-    begin = 0
+    begin, number = 0, 1
     for segment in segments:
         if segment.first_row > begin:
-            return _absent(begin, segment.first_row, f"the file before {segment.path}")
-        begin = segment.first_row + segment.rows
+            return _absent(folder, begin, segment.first_row, number)
+        begin, number = segment.first_row + segment.rows, segment.number + 1
     record = read_run(folder)
     rows = None if record is None or not record.starts else record.starts[-1].rows
-    return _absent(end, rows, f"the last file in {folder.where}") if rows is not None and rows > end else ""
+    return _absent(folder, end, rows, number) if rows is not None and rows > end else ""
 
 
-def _absent(begin: int, end: int, file: str) -> str:
-    return f"the rows at the positions from {begin:,} to {end - 1:,} are missing, because {file} is gone: put it back"
+def _absent(folder: "Folder", begin: int, end: int, number: int) -> str:
+    name = f"events-{number:08d}{'' if folder.local else '-e*'}.parquet"  # on an object store with the writer's epoch
+    return (
+        f"the rows at the positions from {begin:,} to {end - 1:,} are missing, because {folder.where}/{name} is gone: "
+        "put it back"
+    )
 
 
 def run_facts(folder: "Folder") -> dict[str, Any] | None:
@@ -356,6 +362,24 @@ def _change(folder: "Folder", account: FolderAccount, **values: Any) -> None:  #
     changed = msgspec.structs.replace(account, **values)
     if changed != account:
         folder.write_file(ACCOUNT, msgspec.json.encode(changed))
+
+
+# -- files of collected data ------------------------------------------------------------------------------------------
+
+
+def collected_names(folder: "Folder") -> list[str]:
+    """Return the names of the files of collected data that were written; raise LogError if the record is damaged.
+
+    The record of a folder that version 1.0.0 has written is empty.
+    """
+    damaged = "the names of the files of series and calls in {path} are damaged ({error}): remove the file"
+    return _read(folder, COLLECTED, msgspec.json.Decoder(list[str]).decode, damaged) or []
+
+
+def note_collected(folder: "Folder", name: str) -> None:
+    """Add the name of a file of collected data that was written. Raises OSError if that fails."""
+    names = [*dict.fromkeys([*collected_names(folder), name])]
+    folder.write_file(COLLECTED, msgspec.json.format(msgspec.json.encode(names), indent=2) + b"\n")
 
 
 # -- sets of agents ---------------------------------------------------------------------------------------------------

@@ -51,6 +51,12 @@ ERRORS = [
 ]
 
 
+def test_the_module_of_errors_offers_only_errors():
+    names = {}
+    exec("from ray_messaging.errors import *", names)
+    assert sorted({*names} - {"__builtins__"}) == sorted(ERRORS) == errors.__all__ == dir(errors)
+
+
 def test_every_error_is_drawn_in_the_tree_and_only_their_root_is_at_the_top():
     for name in ERRORS:
         assert f" {name} " in f" {errors.__doc__.replace(chr(10), ' ')} ", name

@@ -14,6 +14,7 @@ from ray_messaging.cluster.handles.remote_log import Seen
 from ray_messaging.cluster.spec import Experiment
 from ray_messaging.errors import AlreadyExists, ConfigError, LogError
 from ray_messaging.eventlog import folder_records
+from ray_messaging.eventlog.collected import check_collected
 from ray_messaging.eventlog.folder import Folder, Segment
 from ray_messaging.eventlog.reading.event_rows import rows_as_seed
 from ray_messaging.eventlog.reading.filters import Filters
@@ -156,6 +157,8 @@ class LogHost:
         if lacks_steps:
             self._check_steps(segments)
         lacking = folder_records.unended(self._folder)
+        if self._on_existing == "resume":
+            check_collected(self._folder)
         if self._on_existing == "error":
             check_no_log(self._folder)
         folder_records.claim(self._folder, run, self._experiment.exp_id)

@@ -54,7 +54,7 @@ class CollectedWriter:
     def _write(self, found: Unwritten) -> None:
         for kind, encode in _FILES.items():
             # The other entries are in files, but not yet deleted on the server.
-            _, new = found.beside_files(self._folder, kind)
+            new = found.beyond(kind, self._folder.collected_files(kind, self._born))
             if new:
                 steps = {entry.step for entry in new}
                 span, epoch = (min(steps), max(steps)), self._segments.epoch

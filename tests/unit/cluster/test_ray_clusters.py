@@ -11,7 +11,7 @@ from ray.exceptions import AuthenticationError
 from ray_messaging import Messaging
 from ray_messaging.cluster import ray_clusters as clusters
 from ray_messaging.common import operating_system
-from ray_messaging.errors import ConfigError, InvalidAddress, UnknownName
+from ray_messaging.errors import ConfigError, InvalidAddress, ServerFailed, UnknownName
 
 HERE = ["10.0.0.1:1", "10.0.0.1:2", "10.0.0.1:3"]
 
@@ -73,6 +73,21 @@ def test_one_that_does_not_let_us_in(joined, monkeypatch, call):
     monkeypatch.setattr(ray, "init", init)
     with pytest.raises(ConfigError, match="RAY_AUTH_MODE=token"):
         call()
+
+
+@pytest.mark.parametrize("error", [Exception("The current node timed out\nduring startup."), TimeoutError("30 s")])
+def test_ray_that_does_not_start_is_told_with_a_remedy(joined, monkeypatch, error):
+    """After 30 s Ray raises a bare Exception, which said nothing of the experiment."""
+
+    def init(**_):
+        raise error
+
+    monkeypatch.setattr(ray, "init", init)
+    with pytest.raises(
+        ServerFailed, match=r"^Ray did not start on this machine \((The current node|30 s).*\), so the"
+    ) as told:
+        Messaging.start("town")
+    assert told.value.__cause__ is error
 
 
 def test_none_runs(joined, monkeypatch):

@@ -11,6 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import duckdb
+import msgspec
 import numpy as np
 import pandas as pd
 import pyarrow as pa
@@ -20,7 +21,7 @@ import pyarrow.parquet as pq
 import pytest
 from support.log_writing import batch_of, read_segment
 
-from ray_messaging import Mean, run
+from ray_messaging import Mean, Messaging, run
 from ray_messaging.errors import ConfigError, LogError, Unbalanced
 from ray_messaging.eventlog import checkpoint_files
 from ray_messaging.eventlog.event_log import EventLog
@@ -334,6 +335,62 @@ def test_a_file_that_is_gone_is_said_by_all_that_needs_every_row(tmp_path, caplo
         assert len(log.query()) == 36
         (tmp_path / "away").rename(path)
     assert EventLog.open(folder).history_digest(5) == digest
+
+
+@pytest.mark.parametrize("number", [1, 2, 3])
+def test_a_fork_of_a_log_of_which_a_file_is_gone_is_refused(tmp_path, number):
+    """The fork went on without the messages from outside and the rows that were in the file."""
+    folder, into = tmp_path / "log", tmp_path / "fork"
+    for until in (2, 4, 6):
+        logged(folder, until)
+    path = folder / f"events-0000000{number}.parquet"
+    path.unlink()
+    with pytest.raises(LogError, match=rf"cannot be forked: the rows .* because {path} is gone: put it back"):
+        Messaging.fork(folder, "fork", log_dir=into)
+    assert not into.exists()
+
+
+@pytest.mark.parametrize("number", [0, 2, None], ids=["the first file", "the last file", "the folder"])
+@pytest.mark.parametrize(("kind", "rows"), [("series", 6), ("calls", 18)])
+def test_a_file_of_series_or_calls_that_is_gone_is_said(tmp_path, kind, rows, number):
+    """The answers lacked the steps of the file, and a resumed or forked run went on without them."""
+    folder = tmp_path / "log"
+    for until in (2, 4, 6):
+        logged(folder, until)
+    paths = sorted(folder.glob(f"_{kind}/*/*.parquet"))
+    gone = paths if number is None else [paths[number]]
+    assert len(getattr(EventLog.open(folder), kind)()) == rows
+    for path in gone:
+        path.unlink()
+    if number is None:
+        shutil.rmtree(folder / f"_{kind}")
+    told = rf"_{kind}/.*\.parquet is gone, which has the {kind} of the steps from .*: put it back"
+    asked = [
+        lambda: getattr(EventLog.open(folder), kind)(),
+        lambda: Messaging.fork(folder, "fork", log_dir=tmp_path / "fork"),
+        lambda: logged(folder, 8),
+    ]
+    if kind == "calls":
+        asked.append(lambda: EventLog.open(folder).sql("select agent from calls"))
+    for ask in asked:
+        with pytest.raises(LogError, match=told) as caught:
+            ask()
+        assert caught.value.path == str(gone[0])
+    assert len(EventLog.open(folder).query()) == 54
+    # Whoever has lost the file for good goes on without it.
+    names = msgspec.json.decode((folder / "_collected.json").read_bytes())
+    left = [name for name in names if (folder / name).exists()]
+    assert len(left) == len(names) - len(gone)
+    (folder / "_collected.json").write_bytes(msgspec.json.encode(left))
+    logged(folder, 8)
+    assert len(getattr(EventLog.open(folder), kind)()) == (len(left) - 3 + 1) * rows // 3
+
+
+def logged(folder, until):
+    """Go on with a run up to a step; each call writes one file of each kind."""
+    how = "resume" if folder.exists() else "error"
+    options = {"collect": Mean("n"), "checkpoint": 2, "progress": False}
+    run(counts, agents=["ann", "bob", "eve"], until=until, log_dir=folder, on_existing=how, **options)
 
 
 def test_no_file_is_gone_if_a_run_ends_while_its_files_are_listed(tmp_path, caplog, monkeypatch):

@@ -1,7 +1,10 @@
 """Single messages of a step: in batches they have their own payloads, senders, recipients and ordinals."""
 
+import asyncio
 import math
-from threading import Thread
+import sys
+from collections import Counter
+from threading import Barrier, Thread
 
 import pytest
 from support.step_society import open_step
@@ -115,3 +118,41 @@ async def test_another_thread_cannot_go_on_with_an_agents_messages():
 
     with pytest.raises(StepFailed, match="from another thread"):
         await AgentLoop("east", model).run(open_step())
+
+
+@pytest.mark.parametrize("calls", ["send", "ask", "broadcast"])
+async def test_of_two_threads_that_send_at_once_one_sends_all_its_messages_and_the_other_none(calls):
+    sends = {
+        "send": lambda me, number: me.send(number, {"n": number}),
+        "ask": lambda me, number: me.ask(number, {"n": number}),
+        "broadcast": lambda me, number: me.broadcast("*", {"n": number}),
+    }
+    refused = []
+
+    def send(me, number, begin):
+        begin.wait()
+        for _ in range(20):
+            try:
+                sends[calls](me, number)
+            except ConfigError as error:
+                assert "from another thread" in str(error)  # noqa: PT017
+                refused.append(number)
+
+    async def model(me, inbox):
+        if me.id == 0:
+            begin = Barrier(2)
+            await asyncio.gather(*(asyncio.to_thread(send, me, number, begin) for number in (1, 2)))
+
+    switches = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        for _ in range(30):
+            refused.clear()
+            step = open_step()
+            await AgentLoop("east", model).run(step)
+            ((late, count),) = Counter(refused).items()
+            assert count == 20
+            assert {line for *_, line in rows_of(step)} == {b'{"n":%d}' % (3 - late)}
+            assert [ordinal for _, ordinal, *_ in rows_of(step)] == [*range(20)]
+    finally:
+        sys.setswitchinterval(switches)
