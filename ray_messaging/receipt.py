@@ -30,7 +30,7 @@ class PairFates(NamedTuple):
 
 
 class Addresses(NamedTuple):
-    """The recipients of messages, and the messages' topics in the form of `Batch.topics` and `Batch.topic`."""
+    """The recipients of messages, and the messages' topics: a list of topics, and for each message an index into it."""
 
     to_ids: IdColumn
     topics: tuple[str, ...]

@@ -378,7 +378,7 @@ class Commits:
         return done
 
     def concluded(self, done: Conclusion) -> None:
-        """Record that the server has written a result of `conclusion`."""
+        """Record that the server has written the changes of the mailbox that `conclusion` returned."""
         if done.cursor is not None:
             self._written, self._ranges_stored = done.changes, done.acks is not None and done.acks.ranges != b""
             self.progress.set()

@@ -33,7 +33,8 @@ _TRANSACTION_OPEN = (
 class FetchedRows(NamedTuple):
     """Messages taken out of the inbox, as slices of batches.
 
-    Their rows have the numbers from `low` to before `high`.
+    The rows that a mailbox's messages have are numbered in the order in which they are taken. These have the numbers
+    from `low` to before `high`.
 
     `passed` says that frames without messages were taken too, so that the cursor can move.
     """

@@ -56,7 +56,10 @@ class Unfolder:
         return await self._audiences.toward(audience_of(broadcasts), agents, agents_digest(agents))
 
     def agents_of(self, digest: bytes) -> AgentSet:
-        """Return the agents that have this digest; raise FrameError if this process does not know them."""
+        """Return the agents that a folded frame names by this digest.
+
+        Raises: FrameError if this process does not know the agents.
+        """
         self._named |= {agents_digest(agents): agents for agents in self._unnamed}
         self._unnamed.clear()
         found = self._named.get(digest)

@@ -115,7 +115,10 @@ class DeferredRows:
         return np.flatnonzero(free)
 
     def _candidates(self, batch: Batch, rows: Rows | None, deferred: set[int]) -> list[int]:
-        """Return the rows whose sender and recipient may have a queue, in order."""
+        """Return the rows that may have to wait behind an earlier message of the same sender and recipient, in order.
+
+        Args: `rows` are the rows to choose from (None: all). `deferred` are rows that wait for a slow rule.
+        """
         if len(batch) <= len(self.pairs):  # if there are few rows, it is faster to look up each row
             return list(range(len(batch))) if rows is None else rows.tolist()
         ids = batch.to_ids
@@ -209,7 +212,7 @@ class DeferredRows:
             in_flight.fail(np.array(rows, np.intp), error)
 
     def _move(self, in_flight: InFlightBatch, rows: list[int]) -> None:
-        """Make the next `take_ready` check the queues of some rows.
+        """Note that some rows have left their queues, which the next `take_ready` then checks.
 
         Until then every row stays in its queue, because an earlier row of the same queue may be judged again, and may
         have to wait. A row that has left its queue must be sent before all later rows of the queue.
@@ -258,9 +261,10 @@ def _order(place: DeferredRow) -> tuple[int, int]:
 
 
 def _requests(places: Iterable[DeferredRow]) -> Iterator[DeferredRequest]:
-    """Yield requests for the rows `places`, as few as possible.
+    """Yield requests for verdicts on these deferred rows, as few requests as possible.
 
-    The rows of one request have the same epoch. All or none of them have a step. Their extensions can be joined.
+    The rows of one request have the same epoch. Either all or none of them have a step, and their further columns can
+    be joined.
     """
     alike = groupby(sorted(places, key=lambda place: (_kind(place), _order(place))), _kind)
     for found in map(list, map(itemgetter(1), alike)):

@@ -34,10 +34,10 @@ UNOWNED = ""  # the name of the queue of messages on channels without a mailbox
 
 
 class OutboundFrame(FrameWrite, eq=False, kw_only=True):
-    """A frame with some rows of a batch, `taken` (None: all rows). Each call that sends the frame sets its number.
+    """Some rows of a batch, encoded as one frame: the rows `taken`, or all rows if it is None.
 
-    `nbytes` is the size of the frame, its publications and its note together. `verdict_epoch` and `deadline` are set
-    when the frame is queued.
+    Each call that sends the frame sets its number. `nbytes` is the size of the frame, its publications and its note
+    together. `verdict_epoch` and `deadline` are set when the frame is queued.
     """
 
     in_flight: InFlightBatch
@@ -355,9 +355,7 @@ class FrameRouter:
     def _kinds(self, in_flight: InFlightBatch) -> NDArray[np.intp] | None:
         """Return a number for each row. Rows that rules have changed in the same way have the same number.
 
-        Return None if no row is changed.
-
-        The numbers are cached, for the later frames of the batch.
+        Return None if the rules have changed no row. The numbers are cached, because all frames of the batch use them.
         """
         outgoing, found = in_flight.outgoing, self._kinded
         if not in_flight.rewritten and not outgoing.labels:
@@ -368,7 +366,7 @@ class FrameRouter:
         return found[1]
 
     def _digest(self, mailbox: str, topic: str) -> bytes:
-        """Return the digest of the agents that a mailbox hosts under a subtopic."""
+        """Return a hash that stands for the set of agents for which a mailbox gets messages of a topic."""
         record = self.routes.records[mailbox]
         found = self._digests.get(mailbox)
         if found is None or found[0] is not record or found[1] != topic:

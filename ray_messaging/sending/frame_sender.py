@@ -121,11 +121,11 @@ class FrameSender(Destination):
 
     @property
     def routes(self) -> Routes:
-        """Return the routes to mailboxes by the present directory of mailboxes.
+        """Return which mailboxes each message goes to.
 
-        While calls are under way, return the routes by which these calls were made.
-
-        The server refuses calls that were made by old routes. Once no call is under way, the frames are made again.
+        If no call is under way, this follows from the newest directory of mailboxes that this process has. If calls are
+        under way, it follows from the version by which their frames were made. The server refuses calls by an old
+        version. Their frames are made again once no call is under way.
         """
         return self.router.routes if self.calls else self.directory.routing
 

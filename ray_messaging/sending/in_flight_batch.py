@@ -40,9 +40,10 @@ class InFlightBatch:
     `pending` has the futures of the receipts, the trace, and the hearers of broadcasts. `batch` is the batch as it was
     accepted, which the rules judge. `outgoing` is the batch that is written, with labels and rewritten payloads. If
     rows go to several mailboxes, `placed` has the rows that each mailbox has already, and `copies` has, for each row,
-    the number of mailboxes that do not have it yet. `copies` is None if each row goes to one mailbox. With a `wave`,
-    callers of single messages get their receipts in equal groups of at least so many callers, and other tasks can run
-    between two groups. Until the last group has its receipts, `telling` is true.
+    the number of mailboxes that do not have it yet. `copies` is None if each row goes to one mailbox.
+
+    If `wave` is not 0, callers of single messages get their receipts in equal groups of at least `wave` callers, and
+    other tasks can run between two groups. Until the last group has its receipts, `telling` is true.
     """
 
     __slots__ = (

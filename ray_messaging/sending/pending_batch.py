@@ -109,7 +109,7 @@ class Reaches:
         self._found: dict[str, Reach] = {}
 
     def of(self, record: MailboxRecord) -> Reach:
-        """Return how many agents of a mailbox hear each sender."""
+        """Return how many agents of a mailbox hear each sender of the broadcasts."""
         found = self._found.get(record.mailbox)
         if found is None or found.record is not record:
             agents = record.agents(self._topic)
@@ -210,7 +210,11 @@ class PendingBatch(msgspec.Struct, eq=False):
         return self.cells[cell + _LINE_CELL :: ROW_CELLS]
 
     def takes(self, large: int, step: int | None, kind: Questions | Replies | None) -> bool:
-        """Return whether rows of a step and kind (None: plain) may be added, with `large` bytes of large payloads."""
+        """Return whether this batch may get further messages of a step (None: no step) and of a kind.
+
+        Args: `large` is the total size of the large payloads of these messages. `kind` is None for messages that are
+        neither questions nor answers.
+        """
         same = self.step == step and (kind is None if self.conversation is None else self.conversation.kind == kind)
         return same and (self.large == 0 or self.large + large <= BATCH_BYTES)
 
@@ -345,7 +349,7 @@ class TransactionBatch(PendingBatch, eq=False):
 
 
 def _once(lines: Sequence[bytes]) -> PayloadColumn:
-    """Build a column that has each payload object once, even if several rows share it."""
+    """Build a column that has each payload only once, even if several rows share the same bytes object."""
     places: dict[int, int] = {}
     index = [places.setdefault(id(line), len(places)) for line in lines]
     found = dict(zip(map(id, lines), lines, strict=True))

@@ -161,7 +161,10 @@ class SendLoop:
 
     @property
     def _follow_at(self) -> float | None:
-        """Return the loop time from which the open batch may be sent while calls are under way; None: never."""
+        """Return the event loop's time at which the open batch may be sent, although calls are still under way.
+
+        None means that the open batch has to wait for these calls.
+        """
         far_s, rows = self._frames.far_s, self._source.open_rows
         if not far_s or not rows:
             return None

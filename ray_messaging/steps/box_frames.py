@@ -40,7 +40,8 @@ FIRST_OUTSIDE = 2**31  # ordinals from this number on belong to messages that we
 class ReadBoxes(NamedTuple):
     """The messages and broadcasts (`folded`) that a group reads in a step.
 
-    `outside` has only the ones that came from senders outside of the steps, in the order of their arrival.
+    `outside` has only the messages and broadcasts that senders outside of the steps have sent, in the order of their
+    arrival.
     """
 
     batches: list[Batch]
@@ -61,10 +62,11 @@ class OpenBox(NamedTuple):
 
 
 class BoxBatches(NamedTuple):
-    """The decoded frames of a box: messages, broadcasts (`folded`), and amendments, which block or change messages.
+    """The decoded frames of a box, which has the messages that one mailbox reads in one step.
 
-    `outside` has the batches that senders outside of the steps sent, as they were before any amendment. Each comes with
-    the number of rows from outside that the box had before it.
+    `messages` has direct messages, and `folded` has broadcasts. `amendments` are frames of the steps' supervisor, which
+    block or change messages. `outside` has the batches that senders outside of the steps sent, without any changes by
+    amendments. Each of these batches comes with the number of rows from outside that the box had before it.
     """
 
     messages: list[Batch]
@@ -146,7 +148,7 @@ class GroupBoxes:
     async def _of_origin(self, mailbox: str, since: int, step: int) -> list[BoxFrame]:
         """Return the committed frames in the box of the group `mailbox`, which agents have left.
 
-        Only frames of steps before step `since` are returned, because later messages go to the agents' new group.
+        Frames that were sent in step `since` or later are left out, because these go to the agents' new group.
         """
         name = box_name(mailbox, step)
         covers = [cover for cover in await self._store.covers(name) if cover.sent < since]
@@ -235,7 +237,10 @@ class _Hits(NamedTuple):
     places: NDArray[np.intp]
 
     def take(self, some: NDArray[np.bool_] | NDArray[np.intp]) -> "_Hits":
-        """Return some of the hits, given by a mask or by indices."""
+        """Return some of the hits, which are rows that the supervisor's frames block or change.
+
+        The argument is a mask of the hits, or their indices.
+        """
         return _Hits(self.rows[some], self.blocked[some], self.batches[some], self.places[some])
 
 
@@ -255,7 +260,10 @@ def amended(batches: Sequence[Batch], amendments: Sequence[Batch]) -> list[Batch
 
 
 def amendments_of(folded: Sequence[Batch], amendments: Sequence[Batch]) -> list[list[Batch]]:
-    """Return, for each folded batch of a box, the amendments that change pairs of the batch's broadcasts."""
+    """Return, for each batch of broadcasts, the frames of the box that change how these broadcasts reach some hearers.
+
+    Such a frame, an amendment, blocks or changes the messages for some pairs of sender and hearer.
+    """
     found: list[list[Batch]] = [[] for _ in folded]
     for step in dict.fromkeys(each.step for each in amendments):
         changes = [each for each in amendments if each.step == step]
@@ -325,7 +333,7 @@ def _amended_pairs(folded: Batch, edges: Edges, amendments: Sequence[Batch], *, 
 
 
 def _kinds(pairs: Batch, changed: NDArray[np.intp]) -> NDArray[np.intp]:
-    """Return a number for each row: 0 if the row is not changed. Changed rows of equal content have equal numbers."""
+    """Return a number for each row: 0 if the row is not changed. Rows that have become equal have equal numbers."""
     assert pairs.lines is not None
     lines = {row: pairs.lines.row(row) for row in changed.tolist()}
     return row_kinds(lines, pairs.labels, pairs.rows)
@@ -381,7 +389,7 @@ def _apply(batch: Batch, hits: _Hits, amendments: Sequence[Batch]) -> Batch:
 
 
 def _changed(batch: Batch, changed: _Hits, amendments: Sequence[Batch]) -> Batch:
-    """Return a batch in which some rows have the payloads and labels of amendments."""
+    """Return a batch in which some rows have got the payloads and labels of amendments, frames that change messages."""
     lines: dict[int, bytes] = {}
     labels = {name: [marked] for name, marked in batch.labels.items()}
     for some in _groups(changed.batches):

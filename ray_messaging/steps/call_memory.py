@@ -158,7 +158,7 @@ class CallMemory:
         self._loop.call_soon_threadsafe(self._begin)
 
     def _begin(self) -> None:
-        """Begin to write the results. If a call to the server is under way, write them after it."""
+        """Begin to write the results of calls to the server. If a write is under way, write them after it."""
         self._more = True
         if self._pause is not None:
             self._pause.cancel()

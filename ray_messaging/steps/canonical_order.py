@@ -202,7 +202,10 @@ def joined_in_order(batches: Sequence[Batch]) -> tuple[Batch, Order]:
 
 
 def _with_conversation(extensions: Sequence[Extension], rows: Sequence[int], order: Order) -> Extension:
-    """Return the joined extensions of batches, some of which have questions or answers."""
+    """Return the columns of several batches as one, in the given order. Some batches have questions or answers.
+
+    For rows of the other batches, the columns say that the message is neither a question nor an answer.
+    """
     parts = [
         Extension(
             ordinal=each.ordinal,

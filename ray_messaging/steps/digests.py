@@ -50,12 +50,15 @@ class HeardBy(NamedTuple):
 
     @classmethod
     def of(cls, broadcasts: Batch, edges: Edges) -> "HeardBy":
-        """Return the name of the audience of some broadcasts, with the hash of its pairs."""
+        """Return the name of the audience of some broadcasts, and the hash of its pairs.
+
+        Args: `edges` are these pairs of sender and hearer.
+        """
         return cls(audience_of(broadcasts).name, edges.digest)
 
 
 class DigestRow(NamedTuple):
-    """The fields of one row that are part of the digest."""
+    """The fields of one message that are part of a step's digest, by which runs are compared."""
 
     step: int
     step_read: int

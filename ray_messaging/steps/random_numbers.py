@@ -72,7 +72,7 @@ class _Seed(ISeedSequence):
         self.words = words
 
     def generate_state(self, n_words: int, dtype: Any = np.uint64) -> NDArray[Any]:  # noqa: ANN401, ARG002 - numpy's
-        """Return the four numbers. A PCG64DXSM never asks for more or fewer."""
+        """Return the seed as four numbers. numpy's PCG64DXSM, which calls this, never asks for more or fewer."""
         return self.words
 
 

@@ -143,11 +143,14 @@ class StepDestination(Destination):
 
     @property
     def routes(self) -> Routes:
-        """Return the routes for the open step."""
+        """Return the mailboxes to which messages of the open step go."""
         return self._routes
 
     def begin(self, step: int) -> None:
-        """Route messages of this open step from now on, by the directory of mailboxes that was loaded last."""
+        """Send messages to the boxes of this open step's readers from now on.
+
+        The readers are found by the directory of mailboxes that was loaded last.
+        """
         self.boxes.begin(step)
         self._routes = self._engine.directory.read_in(step + 1)
 
@@ -179,15 +182,15 @@ class StepDestination(Destination):
     def stored(self, frame: OutboundFrame) -> None:
         """Set the fates of the rows of a frame that was written, or that will be written with the step's commit.
 
-        Messages on plain channels are published only when all groups have closed the step. It is not known yet whether
-        they will have subscribers, so they count as undeliverable.
+        Messages on plain channels, which belong to no agent, are published only when all groups have closed the step.
+        Nobody knows yet whether these messages will have subscribers, so they count as undeliverable.
         """
         self.written(frame, [0] * len(frame.publish))
 
     # -- broadcasts -----------------------------------------------------------------------------------------------
 
     async def prepared(self, batches: Sequence[Batch], senders: AgentPlaces, step: int) -> list[PendingBatch]:
-        """Return batches in a form that can be sent. Batches of broadcasts have the number of hearers of each sender.
+        """Return batches in a form that can be sent. With broadcasts comes the number of agents that hear each sender.
 
         Raises: UnknownName if an audience does not exist; FrameError if its pairs are damaged.
         """

@@ -322,11 +322,12 @@ class StepLoop:
         return found
 
     def _expect(self, box: BoxReader, step: int, news: str) -> None:
-        """Begin to wait for news, after the position `news`, that `step` is open. `box` is the box of this step.
+        """Begin to wait for the news that `step` is open. `box` reads this step's messages.
 
-        A group does not ask for a step from `until` on. It waits until news say that the step was opened for it. If
-        `news` is "", such news may have come already, to an earlier driver. Then this does not wait, and the server is
-        asked.
+        Args: `news` is the position in the stream of news after which to look.
+
+        For a step from `until` on, the group waits until news say that the step was opened for it. If `news` is "", an
+        earlier driver may have got such news already. Then this does not wait, and the server is asked later.
         """
         if step < self.until:
             box.expect(news, STEP_NEWS_TIMEOUT_S)

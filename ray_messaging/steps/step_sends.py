@@ -53,10 +53,10 @@ class Route(NamedTuple):
 
     @property
     def lane(self) -> "Route":
-        """Return the lane: the part of a route that all messages of a batch must have in common.
+        """Return the facts that all messages of one batch must have in common, as a route.
 
-        For broadcasts, the lane is the whole route. An answer to a question that was asked in a step may be in a batch
-        with other messages, because each row has a field for the id of the question that it answers.
+        For broadcasts, these are all facts of the route. An answer to a question that was asked in a step may be in a
+        batch with other messages, because each row has a field for the id of the question that it answers.
         """
         return self if self.audience is not None else self._replace(topic="", asks=False, replies=bool(self.asker))
 
@@ -118,7 +118,7 @@ class Replied(NamedTuple):
         return cls(MessageIdColumn.of([question for question, _ in replies]), outside)
 
     def take(self, rows: NDArray[np.intp]) -> "Replied":
-        """Return the questions that the messages in some rows answer."""
+        """Return the questions that these rows answer. The rows are answers."""
         named = {at: self.outside[row] for at, row in enumerate(rows.tolist()) if row in self.outside}
         return Replied(self.ids.take(rows), named if self.outside else {})
 
@@ -406,7 +406,10 @@ class StepSends:
             self._close_rows()
 
     def _take_route(self, route: Route) -> None:
-        """Give the next message a route. Later messages have it too, until a send sets another one."""
+        """Set the route (topic, step of delivery and kind) of the next message, and of those that follow it.
+
+        It holds until a later send sets another route.
+        """
         number = len(self.to_ids)  # the number of the next message that is not in a batch yet
         self._routed.extend((number, self._routes.setdefault(route, len(self._routes))))
         self.subtopic = _NOBODY
@@ -582,7 +585,10 @@ class StepQuestionIds(Sequence[str]):
 
 
 def routes_of(replies: Batch, outside: AskedOutside, deliver: int) -> tuple[list[Route], Numbers]:
-    """Return the routes of answers that are read in step `deliver`, and the index of each answer's route, (n,)."""
+    """Return the routes of answers that are read in step `deliver`, and, for each answer, the index of its route.
+
+    A route is what messages have in common: topic, step and kind.
+    """
     topics = np.zeros(replies.rows, np.int64) if replies.topic is None else replies.topic.astype(np.int64)
     if not outside:
         used, numbers = np.unique(topics, return_inverse=True)

@@ -130,7 +130,7 @@ class StepSupervisor:
             number, found = number + 1, closed.following
 
     async def _opened(self, number: int, attempt: int, found: Opened | Waiting | Done | None) -> bool:
-        """Wait until all groups have closed a step; return False if the supervisor no longer takes part.
+        """Wait until all groups have closed a step. Return False if the supervisor no longer takes part in the steps.
 
         Args: `found` is the server's last answer about the step, if there is one.
         """

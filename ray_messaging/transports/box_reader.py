@@ -63,7 +63,7 @@ class BoxReader:
         self._waited = False  # whether the group has waited for news before it opened the box's step
 
     def following(self, box: str) -> "BoxReader":
-        """Return the reader of the next step's box, which is likely to be as large as this box.
+        """Return the reader of the next step's box, which is likely to be as large as this one.
 
         If this box had more frames than one reply, the next box is read ahead while the group waits. If this box was
         empty, or if nothing was read from it and the group did not wait, the next box is read only when it is needed.
@@ -132,9 +132,9 @@ class BoxReader:
                 await end(task)
 
     async def wait(self, news: str, block_s: float) -> News:
-        """Wait for news of the steps after the stream id `news`, as the store's `wait` does.
+        """Wait for news about the steps that come after the stream id `news`; wait `block_s` seconds at most.
 
-        The beginning of the box is read before the news or with them.
+        Return the latest news. The beginning of the box is read before the news or with them.
         """
         self._waited = True
         awaited, self._awaited = self._awaited, None

@@ -82,7 +82,10 @@ class LocalSteps(RedisSteps):
     async def take(
         self, group: str, driver: Driver, lease_s: float, over: str = "", until: int | None = None
     ) -> DrivenGroup:
-        """Become the driver of the group. What an earlier driver has sent in the open step does not count."""
+        """Become the group's driver, which takes it through its steps.
+
+        Messages that an earlier driver has sent in the open step do not count.
+        """
         self._attempt += 1
         self._written, self._sizes = {}, {}
         return DrivenGroup(self._attempt, self._closed, self._state, None)

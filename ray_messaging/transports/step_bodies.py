@@ -107,7 +107,10 @@ class StepBodies:
         return writes
 
     def _step_of(self, write: FrameWrite) -> int | None:
-        """Return the step of a frame's box if the frame gets a stand-in, otherwise None."""
+        """Return the step in which a frame will be read, if its body goes to another server; otherwise None.
+
+        Then only a small stand-in for the frame is written to the box.
+        """
         mailbox, _, step = write.mailbox.rpartition("@")
         if len(write.frame) < self._least or not step.isdecimal():
             return None
@@ -172,7 +175,7 @@ class StepBodies:
         await self.links[shard].script("drop_bodies", [self._keys[shard].bodies], [through])
 
     async def sweep(self) -> None:
-        """Delete the bodies of steps whose boxes were deleted, on all servers.
+        """Delete the large frames of old steps from all servers: of steps whose messages the primary has deleted.
 
         A server that does not answer delays this call only briefly.
         """

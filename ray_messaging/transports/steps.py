@@ -253,8 +253,9 @@ class RedisSteps:
     async def go_on(self, step: int, until: int, groups: Sequence[str], block_s: float) -> int:
         """Open the step after the last sealed one for groups whose drivers wait until they are told to go on.
 
-        Then wait up to `block_s` seconds until all groups have closed the steps before `until`. Return the last sealed
-        step. A driver may also open the step itself, before this call or after it. Without `groups` no step is opened.
+        A sealed step is one that all groups have closed. After opening the step, wait up to `block_s` seconds until all
+        steps before `until` are sealed. Return the last sealed step. A driver may also open the step itself, before
+        this call or after it. Without `groups` no step is opened.
         """
         deadline = asyncio.get_running_loop().time() + block_s
         found = await self._link.script("open_for_groups", [self._steps], [self._keys.prefix, step, *groups])
@@ -270,12 +271,16 @@ class RedisSteps:
     async def send(self, request: SendRequest, tag: StepTag) -> SendReply:
         """Write frames to boxes, atomically, as a transport's `send` does. Each frame's mailbox is the name of a box.
 
-        There are these differences. A frame's number counts from 1 for each attempt, sender and box. The sender's epoch
-        and the directory's version are not checked. Notes and publications are written to the boxes NOTES and
-        PUBLICATIONS of the step after the tag's step. A frame for a full box is TOO_LARGE at once. A frame is GONE in
-        three cases: its box is not for a later step within the horizon; the group that reads the box does not take part
-        in the box's step; or that group does not take part in the step after the tag's step. If the attempt does not
-        have the step open, the status is STEP_OVER, and nothing is written.
+        There are these differences:
+
+        - A frame's number counts from 1 for each attempt, sender and box.
+        - The sender's epoch and the directory's version are not checked.
+        - Log notes and messages on plain channels are written to the boxes NOTES and PUBLICATIONS of the next step.
+        - A frame for a full box is refused at once, with TOO_LARGE.
+        - A frame is refused with GONE if its box is for a step that is not later than the open one, or too far ahead,
+        or if   the group that reads the box does not take part in the box's step or in the next step.
+
+        If the attempt does not have the step open, the status is STEP_OVER, and nothing is written.
         """
         keys, args = await self._sending(request, tag)
         cuts: list[None] = []
@@ -287,7 +292,7 @@ class RedisSteps:
     ) -> tuple[list[str], list[Any]]:
         """Return the keys and the arguments of a script that writes frames.
 
-        If large frames are on other servers, their bodies are written there first, and the script gets stand-ins.
+        If large frames are stored on other servers, they are written there first, and the script gets small stand-ins.
 
         Args: `closing` has the arguments before the frames for a script that also closes the step.
         """
@@ -353,7 +358,7 @@ class RedisSteps:
         return found
 
     async def wait(self, news: str, block_s: float, *, box: str = "", count: int = 0, unasked: bool = False) -> News:
-        """Wait up to `block_s` seconds for news of a step after stream id `news`; return the latest news.
+        """Wait up to `block_s` seconds for news about a step that come after stream id `news`; return the latest news.
 
         Args: `box` is the name of a box whose beginning is read together with the news, as `open_box` does ("": none).
         With `unasked`, wait only for news by which `go_on` opens a step.
@@ -371,9 +376,10 @@ class RedisSteps:
         await self._link.commands(*(("XADD", self._keys.told, *trim, "*", "told", each) for each in news))
 
     async def told_ahead(self, place: str, block_s: float) -> list[tuple[str, bytes]]:
-        """Wait up to `block_s` seconds for news about agents that run ahead; return each of them with its position.
+        """Wait up to `block_s` seconds for agents that begin a step before all groups have closed the step before it.
 
-        Only news after the position `place` are returned.
+        Return each report about such agents with its position in the stream. Only reports after the position `place`
+        are returned.
         """
         [found] = await self._told.read({self._keys.told: place}, _RESULTS, block_s)
         return [(entry.decode(), fields[1]) for entry, fields in found[0][1]] if found else []
@@ -397,7 +403,7 @@ class RedisSteps:
         return BoxStart(_covers(covers), await self._whole(box, entries))
 
     async def _whole(self, box: str, entries: Sequence[Any]) -> list[BoxFrame]:
-        """Return the frames in stream entries, with bodies from other servers in place of stand-ins."""
+        """Return the frames in stream entries. Large frames that are stored on other servers are read from there."""
         frames = [_box_frame(entry.decode(), fields) for entry, fields in entries]
         return frames if self.bodies is None else await self.bodies.fetch(box, frames)
 
