@@ -197,7 +197,10 @@ class Receipt(msgspec.Struct, eq=False, gc=False):
 
 
 class _Unsent(Receipt, eq=False, gc=False):
-    """A receipt that is false. This is a class of its own so that `bool` of other receipts runs no Python code."""
+    """The receipt of a message that was neither delivered nor published, so that the receipt is false.
+
+    This is a class of its own so that `bool` of other receipts runs no Python code.
+    """
 
     def __bool__(self) -> bool:
         return False

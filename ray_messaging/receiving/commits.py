@@ -174,7 +174,7 @@ class InFlight:
     def runs(self, rows: Iterable[tuple[str, int, int]]) -> list[tuple[int, int]]:
         """Return the numbers of rows (entry, low, high) as intervals, without rows before the cursor.
 
-        An interval has the first number, and the last + 1.
+        Rows are numbered in the order in which they were taken. An interval has the first number, and the last + 1.
         """
         runs: list[tuple[int, int]] = []
         for entry, first, last in rows:

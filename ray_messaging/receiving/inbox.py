@@ -218,7 +218,7 @@ class Inbox:
                 self._arrived.set()
 
     def set_aside(self) -> list[Piece]:
-        """Prevent all takes until `resume`. Remove the pieces that came from the mailbox, and return them."""
+        """Remove the pieces that came from the mailbox, and return them. Nobody can take messages until `resume`."""
         self.paused = self._guarded = True
         self.flowing.clear()
         aside = [piece for piece in self._pieces if piece.entry is not None]

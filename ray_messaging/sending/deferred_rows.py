@@ -38,9 +38,10 @@ ROWS = 1024
 
 @dataclass(slots=True, eq=False)
 class DeferredRow:
-    """A row in the queue of its sender and recipient.
+    """A message that waits for a slow rule, or behind such a message of the same sender and recipient.
 
-    `epoch` is the verdict epoch under which the row passed the rules, or None if it has no verdict yet.
+    `row` is its row in the batch `in_flight`. `epoch` is the verdict epoch under which it passed the rules, or None if
+    it has no verdict yet.
     """
 
     in_flight: InFlightBatch

@@ -155,7 +155,7 @@ class Destination:
 
     @property
     def routes(self) -> Routes:
-        """Return the routes by which frames must be made now."""
+        """Return the mailboxes to which each message must go now."""
         raise NotImplementedError
 
     def load(self, in_flight: InFlightBatch, rows: Rows | None, verdict_epoch: int, deadline: float) -> None:
@@ -174,7 +174,7 @@ class Destination:
             queue.frames.append(frame)
 
     def reroute(self, *, again: bool = False) -> None:
-        """Make new frames of all queued rows, if the routes have changed or `again` is true."""
+        """Make new frames of all queued rows, if they now go to other mailboxes, or if `again` is true."""
         if self.router.routes is self.routes and not again:
             return
         self.router.routes = self.routes
@@ -198,7 +198,7 @@ class Destination:
     def next_call(self) -> list[OutboundFrame]:
         """Return the frames of the next call. Their numbers follow the numbers in the calls that are under way.
 
-        All frames have the same verdict epoch.
+        All frames were judged under the same verdict epoch, a number by which the server refuses outdated verdicts.
         """
         ready: list[OutboundFrame] = []
         volume, now = 0, asyncio.get_running_loop().time()

@@ -192,10 +192,12 @@ class FrameRouter:
         return found
 
     def _asker_of(self, extension: Extension) -> str | None:
-        """For the extension of a batch of answers, return the queue of the asker's mailbox.
+        """Return the name of the queue for a batch of answers: the queue of the asker's mailbox.
 
         Return None if the messages are no answers. Also return None if the asker's mailbox is gone; then the answers go
         to the mailboxes of their recipients.
+
+        Args: `extension` has the columns that only some batches have, such as the ids of answered questions.
         """
         if extension.in_reply_to is None:
             return None
@@ -205,7 +207,10 @@ class FrameRouter:
         return extension.reply_mailbox if extension.reply_mailbox in self.routes.records else None
 
     def _open_routes(self, batch: Batch) -> NDArray[np.int32]:
-        """Return the route of each message, or NOBODY if none of its mailboxes accepts messages."""
+        """Return a number for each row that stands for the mailboxes which get the row.
+
+        The number is NOBODY if no mailbox accepts the row.
+        """
         routes = self.routes.route(batch)
         for route in np.unique(routes).tolist():
             if all(_queue_of(name, batch) in self.shut for name in self.routes.mailboxes(route)):
@@ -328,7 +333,10 @@ class FrameRouter:
         return fold(batch, rows, there, digest, self._kinds(in_flight))
 
     def _routes(self, batch: Batch) -> NDArray[np.int32]:
-        """Return the route of each row. The routes are cached, for the later frames of the batch."""
+        """Return a number for each row that stands for the mailboxes which get the row.
+
+        The numbers are cached, for the later frames of the batch.
+        """
         found = self._routed
         if found is None or found[0] is not batch or found[1] is not self.routes:
             found = self._routed = batch, self.routes, self.routes.route(batch)

@@ -30,7 +30,10 @@ class BatchOwner(Protocol):
         """Record that all rows have their fate or error. If it is `telling`, some callers still wait for receipts."""
 
     def callers_told(self) -> None:
-        """Record that the last callers of a batch that was `telling` have their receipts."""
+        """Record that all callers of a batch have their receipts.
+
+        Callers of single messages may get theirs in several groups.
+        """
 
 
 class InFlightBatch:

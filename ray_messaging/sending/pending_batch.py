@@ -206,7 +206,7 @@ class PendingBatch(msgspec.Struct, eq=False):
         return self._joined + len(self.cells) // ROW_CELLS
 
     def lines(self, cell: int) -> list[bytes]:
-        """Return the payloads of the single messages from the item `cell` of `cells` on."""
+        """Return the payloads of single messages, which are collected in the list `cells`, from the item `cell` on."""
         return self.cells[cell + _LINE_CELL :: ROW_CELLS]
 
     def takes(self, large: int, step: int | None, kind: Questions | Replies | None) -> bool:
@@ -243,7 +243,7 @@ class PendingBatch(msgspec.Struct, eq=False):
         self.nbytes += len(line) + 1
 
     def join(self, batch: Batch) -> None:
-        """Append all messages of a batch. Its extension may have only `caused_by`."""
+        """Append all messages of a batch. The batch may have no questions, answers or broadcasts, and no step."""
         if self.cells:
             self._end_cells()
         if self.singles:
@@ -254,7 +254,7 @@ class PendingBatch(msgspec.Struct, eq=False):
         self.nbytes += 0 if batch.lines is None else batch.lines.nbytes
 
     def _end_cells(self) -> None:
-        """Turn the single messages in `cells` into a batch in `parts`."""
+        """Turn the single messages, which are collected in the list `cells`, into a batch in the list `parts`."""
         from_ids, to_ids, topics, lines, times, futures = map(self.cells.__getitem__, _COLUMNS)
         rows, table, topic = len(lines), (topics[0],), None
         if topics.count(topics[0]) < rows:

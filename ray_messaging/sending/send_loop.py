@@ -95,7 +95,7 @@ class SendLoop:
         self.wake()
 
     def made_progress(self) -> None:
-        """Record that the loop still works, although it is waiting."""
+        """Record the time, so that health checks see that the loop works, although it is waiting."""
         self.turned_at = time.monotonic()
 
     async def stop(self, error: MessagingError) -> None:

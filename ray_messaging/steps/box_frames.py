@@ -169,7 +169,10 @@ def _addressed(batch: Batch, box: OpenBox) -> Batch:
 
 
 def batches_of(frames: Iterable[BoxFrame], step: int) -> BoxBatches:
-    """Decode the committed frames of a step's box, and apply the amendments to all messages but broadcasts.
+    """Decode the committed frames of a step's box, and sort them into messages, broadcasts and amendments.
+
+    Amendments are frames of the steps' supervisor that block or change messages. They are applied to all messages, but
+    not to broadcasts.
 
     Raises: FrameError for a frame that cannot be decoded.
     """
@@ -245,7 +248,7 @@ class _Hits(NamedTuple):
 
 
 def amended(batches: Sequence[Batch], amendments: Sequence[Batch]) -> list[Batch]:
-    """Return batches of a box with amendments applied.
+    """Return batches of a box with the changes that amendments, frames of the steps' supervisor, make to messages.
 
     All rows of a batch were sent in the same step, and so were all rows of an amendment.
     """
@@ -406,10 +409,10 @@ def _changed(batch: Batch, changed: _Hits, amendments: Sequence[Batch]) -> Batch
 
 
 def message_keys(batches: Sequence[Batch]) -> NDArray[np.int64]:
-    """Return a number for each row, so that copies of one message have the same number. All batches are of one step.
+    """Return a number for each row, so that copies of the same message have the same number.
 
-    Rows with equal from_id and ordinal are copies. If some rows are broadcasts, the to_id must be equal too: it is None
-    in a broadcast, and the hearer once the broadcast is spread.
+    All batches are of one step. Rows with equal from_id and ordinal are copies. If some rows are broadcasts, the to_id
+    must be equal too: it is None in a broadcast, and it is the hearer in a message that was made from the broadcast.
     """
     keys = _sent_keys(batches)
     if any(batch.extension is not None and batch.extension.audience is not None for batch in batches):

@@ -90,7 +90,8 @@ class CallMemory:
         return self.known(key)
 
     def known(self, key: str) -> tuple[str, KeptCall] | None:
-        """Return the result of `recall` if the results are loaded, without waiting; otherwise return None."""
+        """Return what `recall` would return, if this is possible without waiting for the server; otherwise return None.
+        """
         if (answer := self._answers.get(key)) is None:
             return None
         source, result = answer

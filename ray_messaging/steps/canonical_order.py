@@ -70,9 +70,9 @@ def _sorted_rows(keys: Sequence[NDArray[Any]], wanted: Sequence[int] = ()) -> tu
 
 
 def _sorted_by(parts: Sequence[_Part], rows: int, order: Order | None) -> Keys:
-    """Pack keys and a row's place into one number per row, and return the sorted numbers.
+    """Pack keys and a row's position into one number per row, and return the sorted numbers.
 
-    The place is the row's place in `order`, or its index if `order` is None.
+    The position is that in `order`, or the row's index if `order` is None.
     """
     # Sorting such numbers takes down to a sixth of the time of an argsort. The numbers are computed in blocks that stay
     # in the processor's cache, because new large arrays need new memory pages, which take as long as the arithmetic.

@@ -222,7 +222,10 @@ def digest_rows(
 
 
 class HashedLater(NamedTuple):
-    """The rows of a batch with their fates (`codes`), and for blocked rows the rule and the reason (`blocks`)."""
+    """The rows of a batch, kept so that their digests can be computed later.
+
+    `codes` has the rows' fates, and `blocks` has the rule and the reason for each blocked row.
+    """
 
     batch: Batch
     codes: bytes

@@ -90,9 +90,10 @@ class StepAccount:
         self._heard = 0, 0
 
     def hear(self, read: Sequence[FoldedBatch | Batch]) -> None:
-        """Begin the account of a step with the messages from outside that the group reads, in order of their arrival.
+        """Begin to count a step's messages, with those from outside of the steps that the group reads.
 
-        Without digests, messages from outside do not count.
+        Args: `read` has the messages from outside in the order of their arrival. If no digests are computed, they do
+        not count.
         """
         rows = outside_rows(read) if self._digest else []
         self._heard = sum(weight for _, weight in rows), sum(sum_of([row], [weight]) for row, weight in rows)
@@ -145,7 +146,7 @@ class StepAccount:
 
 
 def _name_unheard(unheard: Counter[str], batch: Batch, rows: NDArray[np.intp]) -> None:
-    """Count undeliverable messages by address, for a few addresses."""
+    """Count undeliverable messages by address, in `unheard`. Only a few addresses get a count."""
     for row, to_id in zip(rows.tolist(), batch.to_ids.take(rows).tolist(), strict=True):
         address = f"channel {batch.topic_of(row)[1:]!r}" if to_id is None else f"agent {to_id!r}"
         if address in unheard or len(unheard) < _NAMED:

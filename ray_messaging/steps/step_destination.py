@@ -59,7 +59,9 @@ class AttemptBoxes:
         return SendRequest(self.group, self.attempt, 0, verdict_epoch, writes)
 
     async def send(self, writes: Sequence[FrameWrite], verdict_epoch: int) -> SendReply:
-        """Write frames to boxes. The server refuses a frame if its box is shut, or if its verdicts are no longer valid.
+        """Write frames to boxes.
+
+        The server refuses a frame if its box takes no more frames, or its verdicts are outdated.
 
         Raises: StepAborted if another attempt has taken over the step, or if a delayed call may still write a refused
         frame; StepTooLarge for a full box; ConfigError if there are no verdicts.

@@ -29,7 +29,7 @@ from ray_messaging.steps.canonical_order import joined_in_order
 
 
 class FoldedBatch(NamedTuple):
-    """A batch with a row for each broadcast, and the audience's pairs whose hearers are the group's agents."""
+    """Broadcasts, one in each row, and the pairs of sender and hearer in which the hearer is an agent of this group."""
 
     batch: Batch
     edges: Edges

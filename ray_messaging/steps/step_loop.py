@@ -386,7 +386,7 @@ class StepLoop:
         )
 
     async def _arrivals(self, step: int, record: MailboxRecord, directory: Directory) -> tuple[Arrival, ...]:
-        """Return the agents that come to the group at a step, and the states of the groups that had them before."""
+        """Return the agents that come to the group at a step, and the states of their former groups."""
         found = []
         for group, agents in sorted(arrivals_at(step, record, directory.records, directory.dates).items()):
             left = directory.records.get(group)

@@ -75,7 +75,7 @@ class RowRoutes(NamedTuple):
 
     @classmethod
     def same(cls, route: Route, rows: int) -> "RowRoutes":
-        """Return the routes of messages that all have the same route."""
+        """Return the `RowRoutes` of a batch in which all messages have the same topic, step and kind."""
         return cls(route.lane, (route.topic,), None, np.ones(rows, np.bool_) if route.asks else None)
 
     @classmethod
@@ -92,7 +92,7 @@ class RowRoutes(NamedTuple):
         return cls(found[0].lane, tuple(table), topic, asks if asks.any() else None)
 
     def part(self, low: int, high: int) -> "RowRoutes":
-        """Return the routes of the messages from `low` to `high`."""
+        """Return the routes (topic, step and kind) of the messages from `low` to before `high`."""
         topics, topic = self.topics, None if self.topic is None else self.topic[low:high]
         # A frame contains all topics of its batch, so topics that none of the messages has are left out.
         if topic is not None and len(topics) > len(topic):
@@ -388,7 +388,7 @@ class StepSends:
         self.place = -1
 
     def _begin_apart(self, from_id: AgentId | None, route: Route) -> int:
-        """Prepare a single message with its own route; return the sender's place.
+        """Prepare to send one message that does not belong to a column; return the sender's index among the agents.
 
         Raises: the same errors as `send`, except the errors about the payload.
         """
@@ -538,8 +538,9 @@ class StepSends:
 def rows_in_order(senders: Numbers, numbers: Numbers, routes: Sequence[Route]) -> Iterator[NDArray[np.intp]]:
     """Divide rows with different routes into batches; yield the rows of each batch.
 
-    The rows of a batch have the same lane (see `Route.lane`). The rows of a sender keep their order over the batches.
-    So rules judge a sender's messages in the order of sending, whatever other agents are in the sender's group.
+    A route says to which topic, step and kind a message belongs. Some of these facts, the lane of the route, must be
+    the same in a whole batch. The rows of a sender keep their order over the batches. So rules judge a sender's
+    messages in the order of sending, whatever other agents are in the sender's group.
 
     Args: `senders` (n,) has the sender of each row; `numbers` (n,) has the index of the row's route in `routes`.
     """

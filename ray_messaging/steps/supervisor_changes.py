@@ -31,9 +31,10 @@ _ROWS = 8_192  # the most rows of a frame
 
 
 class StepChanges:
-    """The frames that change one step, and the changes of the step's counts.
+    """The changes that rules on a whole step make to the step: frames for its boxes, and changes of its counts.
 
-    Args: `boxes` names the step and the attempt; `audiences` has, for each audience version with broadcasts, its hash.
+    Args: `boxes` names the step and the attempt; `audiences` has, for each version of an audience that got broadcasts,
+    the hash of its pairs.
     """
 
     def __init__(

@@ -104,7 +104,8 @@ class BoxReader:
     async def ask(self, opening: Callable[[], Awaitable[Answer]]) -> Answer | News:
         """Make a call that opens the box's step, and read the box's beginning in the same round trip.
 
-        If news that the step is open for this group come before the answer, return these news.
+        Return the call's answer. If news that the step is open for this group come before the answer, return these
+        news.
         """
         told = self._told
 

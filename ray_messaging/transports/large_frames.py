@@ -31,9 +31,10 @@ class LargeFrames:
         self._able = not link.config.cluster
 
     def takes(self, request: SendRequest) -> bool:
-        """Return whether a send can be made by `write`.
+        """Return whether `write` can carry out this send.
 
-        It must have only large frames, each for another mailbox, and no conclusion, and the server must allow it.
+        It can if the server allows it, all frames are large and for different mailboxes, and the send does not also
+        commit what its sender has received.
         """
         writes = request.writes
         if not self._able or not self._link.transacts or request.conclusion is not None:

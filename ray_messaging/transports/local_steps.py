@@ -178,7 +178,8 @@ class LocalSteps(RedisSteps):
     async def open_box(self, box: str, count: int) -> BoxStart:
         """Return the frames of a box.
 
-        The covers are left out, because the answer that opened the box's step had them.
+        The list of committed attempts, which `RedisSteps.open_box` also returns, is left out: the answer that opened
+        the box's step had it.
         """
         return BoxStart((), self._boxes.get(box, ()))
 

@@ -58,10 +58,11 @@ class _StandIn(NamedTuple):
 
 
 class StepBodies:
-    """Bodies of large frames. They are on one server, or spread over all servers by a hash of their names.
+    """The bodies of large frames of steps, which are stored on other servers; the box of a step has only stand-ins.
 
-    A frame whose server is the primary stays in its box. So do answers to askers outside of the steps, notes for the
-    event log and publications, because the primary itself reads them.
+    The servers are one, or all, over which the bodies are spread by a hash of their names. A frame that belongs on the
+    primary stays in its box. So do answers to askers outside of the steps, notes for the event log and publications,
+    because the primary itself reads them.
 
     Args: `links` and `keys` are for all servers, the primary first. `home` is the server for the bodies that this
     process sends (None: they are spread). Frames of at least `least` bytes are large.
@@ -132,7 +133,10 @@ class StepBodies:
     # -- readers --------------------------------------------------------------------------------------------------
 
     async def fetch(self, box: str, frames: list[BoxFrame]) -> list[BoxFrame]:
-        """Return frames of a box with bodies in place of stand-ins; raise BodyLost if a server has lost a body."""
+        """Return frames of a box, with large frames read from the other servers in place of their stand-ins.
+
+        Raises: BodyLost if a server has lost a large frame.
+        """
         # For each server, a dict from the position of a frame to the name of its body.
         shards: dict[int, dict[int, bytes]] = {}
         for place, frame in enumerate(frames):

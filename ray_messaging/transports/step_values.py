@@ -245,10 +245,11 @@ class StepTag(NamedTuple):
 
 
 class BoxFrame(NamedTuple):
-    """A frame in a box. For a frame from OUTSIDE, `first` is how many rows from OUTSIDE the box had before it.
+    """A frame in a box, which has the messages that one mailbox reads in one step.
 
-    In the box NOTES, `note` belongs to the frame. In the box PUBLICATIONS, `publish` has channels and data alternately.
-    A frame of steps in memory has its messages as `batch`, and no bytes.
+    For a frame whose group is OUTSIDE, because its sender is outside of the steps, `first` is how many such rows the
+    box had before it. In the box NOTES, `note` belongs to the frame. In the box PUBLICATIONS, `publish` has channels
+    and data alternately. For steps that are kept in this process, a frame has its messages as `batch`, and no bytes.
     """
 
     entry: str

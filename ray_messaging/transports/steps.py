@@ -116,10 +116,11 @@ class RedisSteps:
     # -- groups ---------------------------------------------------------------------------------------------------
 
     async def join(self, group: str, *, again: bool = False) -> int:
-        """Make a group, whose mailbox has its name, take part in the steps; return the first step in which it does.
+        """Make a group take part in the steps; return the first step in which it does.
 
-        A group's first step is one whose previous step no group has opened yet. The SUPERVISOR's first step is the open
-        step, or the next step if no step is open.
+        The mailbox of the group has the group's name. The first step of a group is one whose previous step no group has
+        opened yet. If the name is SUPERVISOR, which stands for the interceptor's part in the steps, the first step is
+        the open one, or the next one if none is open.
 
         Args: With `again`, a group that has left with its driver may join again.
         Raises: AlreadyExists if the group is leaving; ConfigError if the experiment has no steps.
@@ -371,7 +372,12 @@ class RedisSteps:
         return found._replace(start=await self._begun(box, replies)) if replies else found
 
     async def tell_ahead(self, news: Sequence[bytes]) -> None:
-        """Send all groups news about agents that run ahead. If the answer is lost, the news may come twice."""
+        """Tell all groups about agents that run ahead:
+
+        that begin a step before all groups have closed the step before it.
+
+        If the server's answer is lost, the reports in `news` may come twice.
+        """
         trim = "MAXLEN", "~", _TOLD
         await self._link.commands(*(("XADD", self._keys.told, *trim, "*", "told", each) for each in news))
 
@@ -395,7 +401,10 @@ class RedisSteps:
         return await self._whole(box, entries)
 
     async def open_box(self, box: str, count: int) -> BoxStart:
-        """Return the covers that a box has so far (see `close`), and its first `count` frames."""
+        """Return the first `count` frames of a box, and its covers so far.
+
+        Covers list the attempts whose frames in the box count. `close` adds the attempt of the step that it closes.
+        """
         return await self._begun(box, await self._link.commands(*self._start_of(box, count)))
 
     async def _begun(self, box: str, replies: Sequence[Any]) -> BoxStart:
@@ -419,7 +428,8 @@ class RedisSteps:
         return _covers(await self._link.command("HGETALL", self._keys.cover(box)))
 
     async def covered_boxes(self, first: int, last: int) -> dict[str, list[Cover]]:
-        """Return the covers so far of each box for the steps from `first` to `last` (see `covers`)."""
+        """Return, for each box of the steps from `first` to `last`, which attempts are committed so far (see `covers`).
+        """
         found = await self._link.script("list_boxes", [self._steps], [self._keys.prefix, first, last])
         return {
             name.decode(): [_cover(*each) for each in zip(covers[::2], covers[1::2], strict=True)]
@@ -487,15 +497,17 @@ class RedisSteps:
     # -- control --------------------------------------------------------------------------------------------------
 
     async def hold(self, name: str, through: int) -> None:
-        """Make a hold, which keeps the boxes of steps after `through` on the server, or move the hold `name` forward.
+        """Keep the boxes of steps after `through` on the server, for a reader such as the event log.
 
-        A hold never moves back. If `through` is STANDSTILL, no step begins. Each call wakes all groups that wait for a
-        step.
+        Args: `name` is the reader's. If the reader has such a hold already, it is moved forward; it never moves back.
+        If `through` is STANDSTILL, no step begins.
+
+        Each call wakes all groups that wait for a step.
         """
         await self._hold(name, through)
 
     async def drop_hold(self, name: str) -> None:
-        """End a hold, so that it no longer keeps boxes."""
+        """End a reader's hold, so that boxes are no longer kept on the server for this reader."""
         await self._hold(name, "")
 
     async def _hold(self, name: str, through: int | str) -> None:

@@ -411,7 +411,10 @@ class RedisTransport:
         return bool(reply)
 
     async def leases(self, mailboxes: Collection[str]) -> dict[str, str]:
-        """Return the leases of some mailboxes, and of others chosen at random, as strs `beat:duration in ms:...`."""
+        """Return the leases of some mailboxes, and of others chosen at random, by mailbox.
+
+        A lease is a str, `beat:duration in ms:...`; the owner changes `beat` when it renews the lease.
+        """
         found = await self.link.script("read_leases", [self.keys.changes], [self.keys.prefix, _OTHERS, *mailboxes])
         return {name.decode(): lease.decode() for name, lease in zip(found[::2], found[1::2], strict=True)}
 
