@@ -56,7 +56,10 @@ class DeferredRequest(NamedTuple):
     places: list[DeferredRow]
 
     def by_in_flight(self, but: set[int]) -> Iterator[tuple[InFlightBatch, list[tuple[int, DeferredRow]]]]:
-        """Yield each InFlightBatch that has rows in this request, with these rows. The rows in `but` are left out."""
+        """Yield each batch that has rows in this request, with these rows. The rows in `but` are left out.
+
+        Each row comes with its index in the request.
+        """
         kept = [(at, place) for at, place in enumerate(self.places) if at not in but]
         for in_flight, found in groupby(kept, lambda each: each[1].in_flight):
             yield in_flight, list(found)

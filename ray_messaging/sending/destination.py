@@ -101,7 +101,7 @@ class MailboxQueues(dict[str, MailboxQueue]):
             self.written[mailbox] = self.pop(mailbox).written
 
     def dropped(self) -> list[str]:
-        """Return the mailboxes that have a last sequence number but no queue."""
+        """Return the mailboxes that have no queue any more, but whose last sequence number is still kept."""
         return [mailbox for mailbox in self.written if mailbox not in self]
 
     def forget(self, mailboxes: Iterable[str]) -> None:
@@ -128,9 +128,10 @@ class MailboxQueues(dict[str, MailboxQueue]):
 
 
 class Destination:
-    """The routes and queues of the frames that a sender writes, either to the mailboxes or to the boxes of a step.
+    """What a sender writes frames to: either the mailboxes, or the boxes of a step. It has queues of frames.
 
-    Each destination has its own routes, so that a message for a step is never routed like a message for the mailboxes.
+    Each destination decides by itself to which mailboxes or boxes a message goes, so that a message for a step never
+    goes into a mailbox.
     """
 
     def __init__(

@@ -52,7 +52,7 @@ class OutboundFrame(FrameWrite, eq=False, kw_only=True):
 
 
 class FrameRouter:
-    """The router of one destination.
+    """The part of a destination that makes frames of a batch: one for each mailbox that gets some of the messages.
 
     With `mirror`, messages to mailboxes are also published to subscribers of their channels.
     """
@@ -352,12 +352,12 @@ class FrameRouter:
         return digest
 
     def kept(self) -> None:
-        """Record that the server has the sets of agents in `unkept`."""
+        """Record that the server now has all sets of agents that frames name and that the event log needs."""
         self._kept = {*self.unkept} if len(self._kept) > _SETS else self._kept.union(self.unkept)
         self.unkept = {}
 
     def forget_kept(self) -> None:
-        """Record that the server may have lost all sets of agents."""
+        """Record that the server may have lost all sets of agents that frames name, so that they are written again."""
         self._kept = set()
 
     def _kinds(self, in_flight: InFlightBatch) -> NDArray[np.intp] | None:

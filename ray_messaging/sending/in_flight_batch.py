@@ -27,7 +27,10 @@ class BatchOwner(Protocol):
         """Record that `rows` rows, with `nbytes` bytes of payload, have their fate or error."""
 
     def batch_done(self, batch: "InFlightBatch") -> None:
-        """Record that all rows have their fate or error. If it is `telling`, some callers still wait for receipts."""
+        """Record that all rows of a batch have their fate or error.
+
+        If `batch.telling` is true, some callers still wait for their receipts, and `callers_told` is called later.
+        """
 
     def callers_told(self) -> None:
         """Record that all callers of a batch have their receipts.

@@ -95,7 +95,7 @@ class Reaches:
     """How many agents of each mailbox hear each sender, for one version of an audience and one subtopic.
 
     The numbers are computed once for each mailbox's record. `hearers` is the number of all hearers of each sender.
-    `places_of` returns the places of senders.
+    `places_of` returns the indices at which senders have their numbers.
     """
 
     def __init__(
@@ -130,7 +130,8 @@ LARGE_LINE = BATCH_BYTES // BATCH_ROWS
 
 
 def caused_by_one(cause: str | None, rows: int) -> Extension | None:
-    """Return the extension of rows that were sent while the message `cause` was handled; None if there is no cause."""
+    """Return the columns that say that all rows were sent while the message `cause` was handled; None without a cause.
+    """
     return None if cause is None else Extension(caused_by=MessageIdColumn.of([cause]).take(np.zeros(rows, np.intp)))
 
 
@@ -243,7 +244,7 @@ class PendingBatch(msgspec.Struct, eq=False):
         self.nbytes += len(line) + 1
 
     def join(self, batch: Batch) -> None:
-        """Append all messages of a batch. The batch may have no questions, answers or broadcasts, and no step."""
+        """Append all messages of a batch, none of which is a question, an answer, a broadcast or a message of a step."""
         if self.cells:
             self._end_cells()
         if self.singles:

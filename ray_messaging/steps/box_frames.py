@@ -187,7 +187,7 @@ def batches_of(frames: Iterable[BoxFrame], step: int) -> BoxBatches:
 
 
 def amends(frame: BoxFrame, batch: Batch) -> bool:
-    """Return True if a frame is an amendment, and False if its rows are messages."""
+    """Return whether a frame blocks or changes messages of other frames. If not, its rows are messages themselves."""
     return frame.tag.group == SUPERVISOR and batch.sender in {BLOCKED, CHANGED}
 
 
@@ -215,7 +215,12 @@ def batch_of(frame: BoxFrame, step: int) -> Batch:
 
 
 def outside_ordinals(first: int, places: NDArray[np.uint32]) -> NDArray[np.uint32]:
-    """Return the ordinals of rows at `places` in a frame from outside. `first` is the number of its first row."""
+    """Return the ordinals of rows in a frame that a sender outside of the steps has sent.
+
+    Ordinals order the messages of one sender in a step.
+
+    Args: `places` are the positions of the rows in the frame, and `first` is the number of the frame's first row.
+    """
     return places + np.uint32(FIRST_OUTSIDE + first)
 
 
@@ -292,20 +297,22 @@ def amendments_of(folded: Sequence[Batch], amendments: Sequence[Batch]) -> list[
 def amended_broadcasts(folded: Batch, edges: Edges, amendments: Sequence[Batch]) -> Batch | None:
     """Return a batch of broadcasts after amendments have blocked or changed some pairs of sender and hearer.
 
-    If amendments change the pairs of one broadcast in different ways, the result has one row for each way. If no pair
-    is left, the result is None.
+    An amendment is a frame that blocks or changes messages of other frames. If amendments change the pairs of one
+    broadcast in different ways, the result has one row for each way. If no pair is left, the result is None.
 
-    Args: `edges` are those pairs of the audience, in the version that the broadcasts name, whose hearers the group
-    has. `amendments` are the amendments that `amendments_of` returns for the batch.
+    Args: `edges` are the pairs of sender and hearer in which the group has the hearer, in the version of the audience
+    that the broadcasts name. `amendments` are those that `amendments_of` returns for the batch.
     """
     return _amended_pairs(folded, edges, amendments, without_changed=False)
 
 
 def unamended_broadcasts(folded: Batch, edges: Edges, amendments: Sequence[Batch]) -> Batch | None:
-    """Return the pairs of a folded batch that no amendment blocks or changes; None if there are none.
+    """Return the broadcasts to those hearers for whom no amendment blocks or changes them; None if there are none.
 
-    Args: `edges` are those pairs of the audience, in the version that the broadcasts name, whose hearers the group
-    has. `amendments` are the amendments that `amendments_of` returns for the batch.
+    An amendment is a frame that blocks or changes messages of other frames.
+
+    Args: `edges` are the pairs of sender and hearer in which the group has the hearer, in the version of the audience
+    that the broadcasts name. `amendments` are those that `amendments_of` returns for the batch.
     """
     return _amended_pairs(folded, edges, amendments, without_changed=True)
 
@@ -366,7 +373,8 @@ def _groups(numbers: NDArray[np.intp]) -> list[NDArray[np.intp]]:
 
 
 def _hits(targets: Sequence[Batch], amendments: Sequence[Batch]) -> list[_Hits]:
-    """Return, for each batch in `targets`, the rows that amendments block or change."""
+    """Return, for each batch in `targets`, the rows that amendments, frames of the steps' supervisor, block or change.
+    """
     keys = message_keys([*amendments, *targets])
     ends = np.cumsum([batch.rows for batch in (*amendments, *targets)])
     amending = int(ends[len(amendments) - 1])

@@ -28,9 +28,9 @@ if TYPE_CHECKING:
 
 
 class AttemptBoxes:
-    """The calls with which one attempt writes frames to boxes.
+    """The calls with which one attempt, which is one driver's work at a group's steps, writes frames to boxes.
 
-    After a failure, the attempt at the step must be given up.
+    A box has the messages that one mailbox reads in one step. After a failure, the attempt must be given up.
 
     Args: `attempt` is the number of the attempt; `step` is its first step.
     """

@@ -62,7 +62,7 @@ class Route(NamedTuple):
 
 
 class RowRoutes(NamedTuple):
-    """The routes of one batch's messages. All of them have the same lane (see `Route.lane`).
+    """The topics and kinds of the messages of one batch. The facts in `lane` are the same for all messages.
 
     `topic` has, for each message, an index into `topics`, or is None if there is only one topic. `asks` says which
     messages are questions, or is None if no message is.
@@ -80,7 +80,10 @@ class RowRoutes(NamedTuple):
 
     @classmethod
     def of(cls, routes: Sequence[Route], numbers: Numbers) -> "RowRoutes":
-        """Return the routes of messages that have one lane. `numbers` has, for each message, its index in `routes`."""
+        """Return the topics and kinds of messages that may be in one batch.
+
+        Args: `numbers` has, for each message, its index in `routes`.
+        """
         used, places = np.unique(numbers, return_inverse=True)
         found = [routes[number] for number in used.tolist()]
         if len(found) == 1:

@@ -209,5 +209,5 @@ class LocalSteps(RedisSteps):
         return {**self._results.get(step, {})}
 
     async def progress(self) -> Progress:
-        """Return the progress of the run, without that of the group."""
+        """Return the progress of the run, which is its last closed step. The progress of its group is left out."""
         return Progress(self._closed, self._closed, None, {}, {}, "")

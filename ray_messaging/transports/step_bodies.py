@@ -88,9 +88,9 @@ class StepBodies:
     # -- senders --------------------------------------------------------------------------------------------------
 
     async def put(self, request: SendRequest, tag: StepTag) -> Sequence[FrameWrite]:
-        """Write the bodies of a call's large frames.
+        """Write a call's large frames to other servers.
 
-        Return the call's frames, with stand-ins in place of the large ones.
+        Return the call's frames for the primary, with small stand-ins in place of the large ones.
         """
         if all(len(write.frame) < self._least for write in request.writes):
             return request.writes

@@ -28,7 +28,7 @@ _ROUNDS: WeakValueDictionary[tuple[Any, ...], _Round] = WeakValueDictionary()
 
 
 class StepNewsReader:
-    """Reader of one stream of news, for one messager.
+    """Reader of one stream of news about steps, for one messager.
 
     While another messager of the process reads the stream, this reader waits for the result of that read.
 

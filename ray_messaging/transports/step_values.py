@@ -99,7 +99,8 @@ class Driven(NamedTuple):
 class Cover(NamedTuple):
     """An entry in a box's list of committed rows: how many rows one attempt of a group at a step has sent to the box.
 
-    The field `sent` is the number of the step in which the rows were sent. For frames from OUTSIDE the attempt is 0.
+    The field `sent` is the number of the step in which the rows were sent. For frames whose group is OUTSIDE, because
+    they come from senders outside of the steps, the attempt is 0.
     """
 
     group: str

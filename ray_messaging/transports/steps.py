@@ -445,7 +445,7 @@ class RedisSteps:
     async def closed_step(self, step: int) -> Mapping[str, ClosedStep]:
         """Return, for each group that has closed a step, the number of the committed attempt, and the group's counts.
 
-        The server has them for `horizon` steps.
+        The server has them for as many steps as a message may be sent ahead (`horizon`).
         """
         found = await self._link.command("HGETALL", self._keys.steps(str(step)))
         fields = dict(zip(found[::2], found[1::2], strict=True))

@@ -247,7 +247,7 @@ def _header(batch: Batch, flags: int, lines: Payloads | None, step: int | None, 
 
 
 def _extension_columns(extension: Extension) -> tuple[int, list[memoryview]]:
-    """Return the flags and the columns of an extension."""
+    """Return the columns that only batches of questions, of broadcasts or of a step have, and flags that name them."""
     deliver, replies, causes = extension.deliver, extension.in_reply_to, extension.caused_by
     optional = (
         deliver if isinstance(deliver, np.ndarray) else None,
