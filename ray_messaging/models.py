@@ -291,7 +291,9 @@ def _waiting(meter: CallMeter | None) -> Iterator[None]:
 
 
 class _Line(NamedTuple):
-    """The HTTP client of one event loop, and the limit of its requests. When the loop ends, `life` closes the client.
+    """The HTTP client of one event loop, and the limit of its requests.
+
+    When the loop ends, `life` closes the client.
     """
 
     client: Any

@@ -40,7 +40,7 @@ class Addresses(NamedTuple):
 class Outcome:
     """The fates of one batch: `codes` has a byte for each row, an index into FATES, or UNKNOWN if it has no fate yet.
 
-    With `pairs` each row is a broadcast, and `pairs` counts the fates of its pairs.
+    If `pairs` is given, each row is a broadcast, and `pairs` counts, by fate, the pairs of the broadcast and a hearer.
     """
 
     __slots__ = (

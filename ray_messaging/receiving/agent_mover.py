@@ -455,7 +455,10 @@ async def _persist(call: Callable[[], Awaitable[T]], policy: RetryPolicy, why: s
 
 
 def pass_over(flight: InFlight, pieces: Iterable[Piece]) -> list[Slice]:
-    """Record the rows of pieces as taken and acknowledged. Return the rows that were not yet acknowledged."""
+    """Record the rows of pieces, which are frames in the inbox, as taken and acknowledged.
+
+    Return the rows that were not yet acknowledged.
+    """
     found: list[Slice] = []
     for piece in pieces:
         assert piece.entry is not None

@@ -51,7 +51,7 @@ class EntryRows(msgspec.Struct, gc=False):
 
     @property
     def end(self) -> Cursor:
-        """Return the cursor after these rows."""
+        """Return the position in the mailbox after these rows, as a cursor."""
         return Cursor(self.entry, 0 if self.whole else self.high)
 
 
@@ -114,7 +114,9 @@ class InFlight:
         return sum(part.nbytes for part in self._parts[self._head :])
 
     def take(self, entry: str, low: int, high: int, whole: bool, nbytes: int) -> None:  # noqa: FBT001 - for each frame
-        """Record that rows from `low` to before `high` were taken. A frame without rows only moves the cursor.
+        """Record that rows from `low` to before `high` of an entry were taken.
+
+        A frame without rows only moves the cursor.
 
         Args: `whole` says that the entry's last row is among the rows; then `nbytes` is the size of the frame.
         """

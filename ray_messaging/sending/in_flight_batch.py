@@ -223,7 +223,7 @@ class InFlightBatch:
     # -- receipts -------------------------------------------------------------------------------------------------
 
     def _tell(self, rows: Rows | None) -> None:
-        """Set the receipts or errors in the futures of rows (None: all) that have just got their fate or error."""
+        """Give receipts or errors to the callers of rows (None: of all rows) that have just got their fate or error."""
         pending = self.pending
         # A bulk send gets all its receipts at once, when none of its rows is open.
         if self._told or (self.left and not pending.singles and len(pending.bulks) == 1):

@@ -130,7 +130,9 @@ LARGE_LINE = BATCH_BYTES // BATCH_ROWS
 
 
 def caused_by_one(cause: str | None, rows: int) -> Extension | None:
-    """Return the columns that say that all rows were sent while the message `cause` was handled; None without a cause.
+    """Return the columns that name `cause` as the message that was being handled when all rows were sent.
+
+    Return None if there is no cause.
     """
     return None if cause is None else Extension(caused_by=MessageIdColumn.of([cause]).take(np.zeros(rows, np.intp)))
 
@@ -244,7 +246,7 @@ class PendingBatch(msgspec.Struct, eq=False):
         self.nbytes += len(line) + 1
 
     def join(self, batch: Batch) -> None:
-        """Append all messages of a batch, none of which is a question, an answer, a broadcast or a message of a step."""
+        """Append all messages of a batch without questions, answers, broadcasts or messages of a step."""
         if self.cells:
             self._end_cells()
         if self.singles:
@@ -302,10 +304,11 @@ class PendingBatch(msgspec.Struct, eq=False):
 
 
 class TransactionBatch(PendingBatch, eq=False):
-    """The messages of a transaction, which are written as a whole or not at all, and the transaction's conclusion.
+    """The messages of a transaction, which are written as a whole or not at all.
 
-    Without a conclusion the transaction writes nothing, and only asks which transactions the server has committed.
-    `future` gets the receipts. `number` is the transaction's number, or None until a call with the number is made.
+    `conclusion` has the changes that the transaction makes to its own mailbox. Without a conclusion the transaction
+    writes nothing, and only asks which transactions the server has committed. `future` gets the receipts. `number` is
+    the transaction's number, or None until a call with the number is made.
     """
 
     future: "asyncio.Future[Receipts]" = msgspec.field(default_factory=_new_future)

@@ -301,7 +301,10 @@ class SendLoop:
             raise self._frames.fenced
 
     async def judge_transaction(self, in_flight: InFlightBatch) -> int:
-        """Get all verdicts on a transaction's batch, also the verdicts of slow rules; return the verdict epoch."""
+        """Get all verdicts on a transaction's batch, also those of slow rules.
+
+        Return the verdict epoch, a number by which the server refuses outdated verdicts.
+        """
         if not in_flight.errors:
             verdict = await self._ask(in_flight)
             in_flight.apply(verdict)

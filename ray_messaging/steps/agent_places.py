@@ -36,7 +36,10 @@ class AgentPlaces(Sequence[AgentId]):
     @overload
     def __getitem__(self, place: slice) -> list[AgentId]: ...
     def __getitem__(self, place: int | slice) -> AgentId | list[AgentId]:
-        """Return the agent at this place, or a list of the agents at a slice of places."""
+        """Return the agent at this place, or a list of the agents at a slice of places.
+
+        An agent's place is its index in the group's order of agents.
+        """
         if isinstance(place, slice):
             return [self[each] for each in range(*place.indices(len(self)))]
         if place < 0:

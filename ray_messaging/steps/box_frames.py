@@ -373,7 +373,9 @@ def _groups(numbers: NDArray[np.intp]) -> list[NDArray[np.intp]]:
 
 
 def _hits(targets: Sequence[Batch], amendments: Sequence[Batch]) -> list[_Hits]:
-    """Return, for each batch in `targets`, the rows that amendments, frames of the steps' supervisor, block or change.
+    """Return, for each batch in `targets`, the rows that amendments block or change.
+
+    Amendments are frames of the steps' supervisor.
     """
     keys = message_keys([*amendments, *targets])
     ends = np.cumsum([batch.rows for batch in (*amendments, *targets)])
@@ -400,7 +402,10 @@ def _apply(batch: Batch, hits: _Hits, amendments: Sequence[Batch]) -> Batch:
 
 
 def _changed(batch: Batch, changed: _Hits, amendments: Sequence[Batch]) -> Batch:
-    """Return a batch in which some rows have got the payloads and labels of amendments, frames that change messages."""
+    """Return a batch in which some rows have new payloads and labels.
+
+    Amendments, frames of the supervisor, give them.
+    """
     lines: dict[int, bytes] = {}
     labels = {name: [marked] for name, marked in batch.labels.items()}
     for some in _groups(changed.batches):

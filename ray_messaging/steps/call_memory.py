@@ -90,7 +90,9 @@ class CallMemory:
         return self.known(key)
 
     def known(self, key: str) -> tuple[str, KeptCall] | None:
-        """Return what `recall` would return, if this is possible without waiting for the server; otherwise return None.
+        """Return what `recall` would return, if the results are loaded already; otherwise return None.
+
+        This never waits for the server.
         """
         if (answer := self._answers.get(key)) is None:
             return None

@@ -139,7 +139,7 @@ def _kinds(column: IdColumn) -> NDArray[np.uint8]:
 
 
 def _packed(keys: Sequence[NDArray[Any]]) -> list[list[_Part]]:
-    """Return keys packed into as few non-negative numbers per row as possible, with room for the row's place.
+    """Return keys packed into as few non-negative numbers per row as possible, with room for the row's index.
 
     The first key is the most significant one. Of the returned numbers, the last is the most significant one.
     """

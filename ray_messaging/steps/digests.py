@@ -76,7 +76,10 @@ class DigestRow(NamedTuple):
 
 
 def row_bytes(row: DigestRow) -> bytes:
-    """Return a row's canonical bytes."""
+    """Return the bytes of a message from which its digest is computed.
+
+    The order of the fields is at the top of this file.
+    """
     return b"".join(
         (
             _number(row.step),
@@ -247,9 +250,11 @@ class LaterDigests:
         self._nbytes = 0
 
     def keep(self, step: int, rows: list[HashedLater], known: int) -> None:
-        """Keep the rows of a step. They replace rows that an earlier attempt at the step has left.
+        """Keep the rows of a step, so that their digests can be computed later.
 
-        Args: `known` is the sum of the digests that are computed already.
+        Rows of an earlier attempt are replaced.
+
+        Args: `known` is the sum of those digests of the step's messages that are computed already.
         """
         if step < self._first:
             return
@@ -276,13 +281,14 @@ def _size(rows: Iterable[HashedLater]) -> int:
 
 
 def numbered_outside(rows: Sequence[DigestRow], pairs: Pairs) -> Iterator[tuple[DigestRow, int]]:
-    """Yield messages from outside, in the order of their arrival, with their ordinals and how often each counts.
+    """Yield messages from senders outside of the steps, each with its ordinal, and with the number of times it counts.
 
-    A broadcast may be its sender's second message for one hearer, and the third message for another hearer. So the
-    broadcast is yielded once for each of these ordinals, and counts once for each hearer that has the ordinal. All
-    messages for one agent arrive in one box, so the rows do not depend on how agents are spread over groups.
+    Ordinal n means the sender's n-th message to the hearer. A broadcast may be the second message for one hearer, and
+    the third message for another hearer. So the broadcast is yielded once for each of these ordinals, and counts once
+    for each hearer that has the ordinal. All messages for one agent arrive in one box, so the rows do not depend on how
+    agents are spread over groups.
 
-    Args: `pairs` has the hearers of each row.
+    Args: `rows` are in the order of their arrival, and `pairs` has the hearers of each row.
     """
     if not rows:
         return
@@ -304,7 +310,7 @@ def step_digest(sums: Iterable[int]) -> bytes:
 
 
 def history_digest(before: bytes, step: int, rows: int, digest: bytes) -> bytes:
-    """Return the history digest up to a step.
+    """Return the history digest up to a step: a hash that depends on all messages of this and all earlier steps.
 
     Args: `before` is the history digest up to the previous step, or b"" if there is none.
     """

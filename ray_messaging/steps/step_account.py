@@ -219,7 +219,10 @@ def messages_of(counts: dict[str, StepCounts]) -> int:
 
 
 def digest_of(counts: dict[str, StepCounts]) -> bytes:
-    """Return the digest of a step; raise ConfigError if its groups have computed no digests."""
+    """Return the digest of a step, which is a hash of all its messages.
+
+    Raises: ConfigError if the groups have computed no digests.
+    """
     if not all(each.digest for each in counts.values()):
         raise ConfigError("these steps keep no digests: start the experiment with steps=Steps(digest=True)")
     return step_digest(int.from_bytes(each.digest, "little") for each in counts.values())

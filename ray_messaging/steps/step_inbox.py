@@ -36,7 +36,7 @@ class FoldedBatch(NamedTuple):
 
 
 def _removed(folded: Sequence[FoldedBatch]) -> Pairs | None:
-    """Return the pairs of sender and hearer that were removed, or None if none was removed."""
+    """Return the pairs of broadcast and hearer that were taken out, such as by a rule, or None if there are none."""
     rows: list[NDArray[np.intp]] = []
     hearers, low = [], 0
     for batch, edges in folded:

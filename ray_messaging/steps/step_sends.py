@@ -411,7 +411,7 @@ class StepSends:
     def _take_route(self, route: Route) -> None:
         """Set the route (topic, step of delivery and kind) of the next message, and of those that follow it.
 
-        It holds until a later send sets another route.
+        The route holds until a later send sets another one.
         """
         number = len(self.to_ids)  # the number of the next message that is not in a batch yet
         self._routed.extend((number, self._routes.setdefault(route, len(self._routes))))
@@ -443,7 +443,11 @@ class StepSends:
         return int(self._sent[place]) + counts[place]
 
     def _ordinals(self, places: NDArray[np.int64]) -> NDArray[np.uint32]:
-        """Return the ordinal of each row, and count the row as sent by its agent."""
+        """Return the ordinal of each row, and count the row as sent by its agent.
+
+        The n-th message of an agent in a step has ordinal n, counted from 0. `places` has the index of each row's
+        agent.
+        """
         ordinals, rows = self._sent[places], np.arange(len(places))
         self._sent[places] = rows
         # If an agent has several rows, a later row has overwritten the entry of an earlier row.
@@ -541,8 +545,8 @@ class StepSends:
 def rows_in_order(senders: Numbers, numbers: Numbers, routes: Sequence[Route]) -> Iterator[NDArray[np.intp]]:
     """Divide rows with different routes into batches; yield the rows of each batch.
 
-    A route says to which topic, step and kind a message belongs. Some of these facts, the lane of the route, must be
-    the same in a whole batch. The rows of a sender keep their order over the batches. So rules judge a sender's
+    The route of a message is its topic, its step of delivery and its kind. Some of these facts must be the same in a
+    whole batch (see `Route.lane`). The rows of a sender keep their order over the batches. So rules judge a sender's
     messages in the order of sending, whatever other agents are in the sender's group.
 
     Args: `senders` (n,) has the sender of each row; `numbers` (n,) has the index of the row's route in `routes`.

@@ -156,7 +156,10 @@ def _fields(value: bytes) -> dict[bytes, bytes]:
 
 
 def _of_run(copied: CopiedKey, step: int) -> CopiedKey:
-    """Return a key without the fields that belong to one start. In the key `steps`, the last step becomes `step`."""
+    """Return a key without the fields that belong to one call of `Messaging.start`.
+
+    In the key `steps`, the last step becomes `step`.
+    """
     key, kind, content = copied
     if kind != "hash" or key.startswith(_BUS):
         return copied

@@ -252,7 +252,10 @@ class RedisExperimentStore:
         await self._link.script("heartbeat", [self._meta], [self._run, epoch, 0])
 
     async def delegate(self, epoch: int, number: int) -> StateWrite:
-        """Make the verdicts of rule snapshot `number` valid, unless a snapshot with a higher number is valid."""
+        """Make the verdicts valid that senders give by copy `number` of the rules.
+
+        If a later copy is valid already, change nothing.
+        """
         backoff = Backoff(RULE_STATE_RETRY)
         while await self._link.script("advance_delegation", [self._meta], [epoch, number]) == 0:
             if not await self._retake_epoch(epoch):

@@ -82,7 +82,7 @@ class LocalSteps(RedisSteps):
     async def take(
         self, group: str, driver: Driver, lease_s: float, over: str = "", until: int | None = None
     ) -> DrivenGroup:
-        """Become the group's driver, which takes it through its steps.
+        """Become the driver of the group, the task that takes the group through its steps.
 
         Messages that an earlier driver has sent in the open step do not count.
         """

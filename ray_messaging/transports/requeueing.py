@@ -159,9 +159,10 @@ _WHY = {
 
 
 def _counts(record: MailboxRecord, letter: DeadFrame, listeners: Listeners) -> int:
-    """Return which fields of a mailbox's record are used for routing a letter: `_NONE`, `_CLAIMS` or `_WHOLE`.
+    """Return which fields of a mailbox's record decide whether the mailbox may get a letter.
 
-    A field by which the mailbox may have had a copy of the letter's messages is not used.
+    A field by which the mailbox may have had a copy of the letter's messages already is not used. The result is
+    `_NONE`, `_CLAIMS` (the agents that the mailbox hosts, without its channels and patterns) or `_WHOLE`.
     """
     if record.mailbox == letter.mailbox:
         return _WHOLE

@@ -58,9 +58,9 @@ class _StandIn(NamedTuple):
 
 
 class StepBodies:
-    """The bodies of large frames of steps, which are stored on other servers; the box of a step has only stand-ins.
+    """The bodies of large frames of steps: the frames themselves, in place of which a box has only small stand-ins.
 
-    The servers are one, or all, over which the bodies are spread by a hash of their names. A frame that belongs on the
+    The bodies are on one server, or spread over all servers by a hash of their names. A frame that belongs on the
     primary stays in its box. So do answers to askers outside of the steps, notes for the event log and publications,
     because the primary itself reads them.
 

@@ -278,8 +278,9 @@ class RedisSteps:
         - The sender's epoch and the directory's version are not checked.
         - Log notes and messages on plain channels are written to the boxes NOTES and PUBLICATIONS of the next step.
         - A frame for a full box is refused at once, with TOO_LARGE.
-        - A frame is refused with GONE if its box is for a step that is not later than the open one, or too far ahead,
-        or if   the group that reads the box does not take part in the box's step or in the next step.
+        - A frame is refused with GONE if its box is for a step that is too far ahead, or not later than the open one.
+        - It is also refused with GONE if the group that reads the box does not take part in the box's step or in the
+          next step.
 
         If the attempt does not have the step open, the status is STEP_OVER, and nothing is written.
         """
@@ -372,11 +373,9 @@ class RedisSteps:
         return found._replace(start=await self._begun(box, replies)) if replies else found
 
     async def tell_ahead(self, news: Sequence[bytes]) -> None:
-        """Tell all groups about agents that run ahead:
+        """Tell all groups about agents that run ahead. If the server's answer is lost, the reports may come twice.
 
-        that begin a step before all groups have closed the step before it.
-
-        If the server's answer is lost, the reports in `news` may come twice.
+        An agent runs ahead if it begins a step before all groups have closed the step before it.
         """
         trim = "MAXLEN", "~", _TOLD
         await self._link.commands(*(("XADD", self._keys.told, *trim, "*", "told", each) for each in news))
@@ -428,7 +427,9 @@ class RedisSteps:
         return _covers(await self._link.command("HGETALL", self._keys.cover(box)))
 
     async def covered_boxes(self, first: int, last: int) -> dict[str, list[Cover]]:
-        """Return, for each box of the steps from `first` to `last`, which attempts are committed so far (see `covers`).
+        """Return which attempts are committed so far, for each box of some steps, from `first` to `last`.
+
+        See `covers`, which does this for one box.
         """
         found = await self._link.script("list_boxes", [self._steps], [self._keys.prefix, first, last])
         return {

@@ -194,7 +194,7 @@ class Listening(NamedTuple):
 class MailboxEnd(NamedTuple):
     """The end of a mailbox: the id of its last entry, or START if it never had one.
 
-    `messages` and `nbytes` count what the mailbox has after the cursor, so what is not acknowledged yet.
+    `messages` and `nbytes` are the messages and bytes after the cursor, which are not acknowledged yet.
     """
 
     entry: str
