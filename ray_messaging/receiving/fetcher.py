@@ -115,9 +115,9 @@ class FetchGate:
         self._ended.set()
 
     def commit(self, conclusion: Conclusion | None) -> None:
-        """End the transaction after the server has written its changes to the mailbox (None:
+        """End the transaction, after the server has written `conclusion`, the changes that it makes to the mailbox.
 
-        there was nothing to write).
+        Args: `conclusion` is None if there was nothing to write.
         """
         self._inbox.discard_kept()
         if conclusion is not None and self._commits is not None:

@@ -241,11 +241,11 @@ class Inbox:
         self._kept = []
 
     def discard_kept(self) -> None:
-        """Drop the pieces that were taken since `keep`, and keep no further pieces."""
+        """Forget the frames that were taken since `keep`, so that they cannot be put back, and keep no further ones."""
         self._kept = None
 
     def put_back(self) -> None:
-        """Put back all pieces that were taken since `keep`, in their order.
+        """Put back all frames that were taken since `keep`, in their order.
 
         The inbox may exceed its limit for a while.
         """

@@ -50,7 +50,10 @@ class DeferredRow:
 
 
 class DeferredRequest(NamedTuple):
-    """A request for verdicts: a batch, and for each of its rows the deferred row from which it was made (`places`)."""
+    """A request for the verdicts of slow rules: a batch, and for each of its rows the deferred row (`places`).
+
+    A deferred row is a message that waits for such a verdict.
+    """
 
     batch: Batch
     places: list[DeferredRow]

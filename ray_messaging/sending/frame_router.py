@@ -345,7 +345,7 @@ class FrameRouter:
     def _named(self, digest: bytes, record: MailboxRecord, batch: Batch) -> bytes:
         """Return `digest`, which names a set of agents in a frame.
 
-        If there is an event log that may not have this set, add the set to `unkept`.
+        If there is an event log that may not have this set, add the set to `unkept`, which is written before the frame.
         """
         if self.routes.logged and digest not in self._kept:
             self.unkept[digest] = record.agents(batch.topics[0])

@@ -160,13 +160,19 @@ class FrameSender(Destination):
     # -- epochs ---------------------------------------------------------------------------------------------------
 
     async def begin(self) -> None:
-        """Claim the first epoch, unless this sender has one. It fences an earlier sender of the same name."""
+        """Claim the first epoch, unless this sender has one.
+
+        The server then refuses an earlier sender of the same name.
+        """
         async with self._first_epoch:
             if self.epoch == 0:
                 await self.take_epoch()
 
     async def fence(self) -> None:
-        """Claim a higher epoch, if some frame may still reach the server after its send has raised OutcomeUnknown."""
+        """Make the server refuse a frame that may still reach it after its send has raised OutcomeUnknown.
+
+        For this, claim a higher epoch, the number under which this sender sends. If there is no such frame, do nothing.
+        """
         if self._fence_at is not None:
             await self.take_epoch()
 

@@ -99,9 +99,9 @@ class SendLoop:
         self.turned_at = time.monotonic()
 
     async def stop(self, error: MessagingError) -> None:
-        """Stop at once.
+        """Stop at once. Messages without a receipt get the error.
 
-        Messages without a receipt get the error, and frames that may still reach the server are fenced.
+        If frames may still reach the server, the server is made to refuse them.
         """
         await self.deferred.close()
         await end(self._task)
@@ -221,7 +221,10 @@ class SendLoop:
         return InFlightBatch(pending, batch, self._source, self._wave)
 
     async def _begin_first(self, pending: PendingBatch) -> None:
-        """Claim the first epoch, which is part of the messages' ids, and then begin to send a batch."""
+        """Claim the first epoch, which is part of the messages' ids, and then begin to send a batch.
+
+        The epoch is the number of this sender among all senders that have had its name.
+        """
         error: MessagingError | None = None
         self._first = pending
         try:

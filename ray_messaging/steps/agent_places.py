@@ -53,7 +53,7 @@ class AgentPlaces(Sequence[AgentId]):
         return AgentPlaces, (AgentSet(self.ints, self.strings),)
 
     def place(self, agent: AgentId) -> int:
-        """Return the place of one agent, or -1 if the agent is not in the group."""
+        """Return the index of an agent among the agents, or -1 if the agent is not in the group."""
         if self._even and type(agent) is int:
             if not self._low <= agent <= self._high:
                 return -1
@@ -73,7 +73,7 @@ class AgentPlaces(Sequence[AgentId]):
         return np.concatenate([self.ints.astype(np.uint64), np.array(named, np.uint64)])
 
     def find(self, column: IdColumn) -> NDArray[np.int64]:
-        """Return the place of each id, int64 (n,), or -1 for an id that is not one of these agents."""
+        """Return the index of each id among the agents, int64 (n,), or -1 for an id that is not one of these agents."""
         found = int_places(self.ints, column)
         if column.kinds is not None:
             names = np.array([self._place_of.get(name, -1) for name in (*column.strings, "")], np.int64)

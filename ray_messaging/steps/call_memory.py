@@ -70,7 +70,7 @@ class CallMemory:
 
     @property
     def may_know(self) -> bool:
-        """Return whether there may be results of earlier attempts at the step, or of the run that was forked."""
+        """Return whether `recall` may find results: of earlier attempts at the step, or of the run that was forked."""
         return self._again or self.parent is not None
 
     async def recall(self, key: str) -> tuple[str, KeptCall] | None:

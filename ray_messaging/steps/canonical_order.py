@@ -162,7 +162,10 @@ def _packed(keys: Sequence[NDArray[Any]]) -> list[list[_Part]]:
 
 
 def joined_in_order(batches: Sequence[Batch]) -> tuple[Batch, Order]:
-    """Return the rows of some batches as one batch in canonical order, and each row's index in the joined batches."""
+    """Return the rows of some batches as one batch in canonical order, and each row's index in the joined batches.
+
+    Canonical order does not depend on the order of arrival, or on how agents are spread over groups.
+    """
     rows = [batch.rows for batch in batches]
     extensions = [batch.extension or Extension() for batch in batches]
     to_ids = joined_ids([batch.to_ids for batch in batches])

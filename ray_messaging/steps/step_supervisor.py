@@ -181,7 +181,7 @@ class StepSupervisor:
         self._directory.update(*await self._transport.load_directory(self._directory.version))
 
     async def _current_routes(self) -> Routes:
-        """Return the routes of messages that are sent in the open step, by the current directory of mailboxes."""
+        """Load the directory of mailboxes; return to which mailboxes messages go that are sent in the open step."""
         await self._reload()
         return self._directory.read_in(self._boxes.step + 1)
 

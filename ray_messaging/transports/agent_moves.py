@@ -100,7 +100,7 @@ class RedisMoves:
         self._dead_bytes = dead_bytes
 
     async def entries(self, mailbox: str, first: str, last: str) -> list[tuple[str, bytes]]:
-        """Return the entries from entry `first` to entry `last`, but at most 64 of them, each as (entry id, frame)."""
+        """Return the entries of a mailbox from `first` to `last`, but at most 64 of them, each as (entry id, frame)."""
         stream = self._keys.stream(f"{mailbox}:{self._born[mailbox]}")
         found = await self._link.command("XRANGE", stream, first, last, "COUNT", _ENTRIES)
         return [(entry.decode(), fields[1] if len(fields) > 1 else b"") for entry, fields in found]

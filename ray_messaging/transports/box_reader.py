@@ -73,7 +73,10 @@ class BoxReader:
         return BoxReader(self._store, box, with_news=self._with_news, filled=filled, large=large)
 
     def hand_over(self, written: Sequence[BoxFrame]) -> None:
-        """Use frames that this process has written to the box. If the box has no other valid frames, it is not read."""
+        """Use frames that this process has written to the box.
+
+        If only these frames are valid in it, the box is not read.
+        """
         self._written = written
 
     def expect(self, news: str, block_s: float) -> None:

@@ -117,7 +117,7 @@ def _pairs(kind: str, reply: Any) -> list[tuple[bytes, bytes]]:  # noqa: ANN401 
 def _is_kept(name: str, step: int) -> bool:
     """Return whether a checkpoint after a step contains a key.
 
-    Left out are boxes that groups have read already, and keys that belong to one start only.
+    It lacks boxes that groups have read already, and keys that belong to one call of `Messaging.start`.
     """
     if name.startswith(_BOX):
         return int(name.rpartition("@")[2]) > step

@@ -1,4 +1,7 @@
-"""Data of an experiment as a whole: the start that owns it, its interceptor's epoch, and the state of its rules."""
+"""Data of an experiment as a whole: its owner, its interceptor's epoch, and the state of its rules.
+
+The owner is one call of `Messaging.start`.
+"""
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from enum import IntEnum

@@ -22,7 +22,10 @@ _DONE, _NO_RIGHT = 0, 2
 
 
 class LargeFrames:
-    """Calls that send only large frames. They are used while the server, and the rights of our user, allow them."""
+    """A faster way to send large frames, for calls that send nothing else.
+
+    It is used while the server, and the rights of our user, allow it.
+    """
 
     def __init__(self, link: RedisLink, keys: Keys) -> None:
         self._link = link

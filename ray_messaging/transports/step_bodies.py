@@ -42,7 +42,10 @@ async def at_all(calls: Iterable[Awaitable[T]]) -> list[T]:
 
 
 class _StandIn(NamedTuple):
-    """Stand-in for a large frame in its box: the server that has the body, the body's size, and the body's name."""
+    """What a box has in place of a large frame, which another server stores.
+
+    `shard` is the number of this server, and `nbytes` and `name` are the size of the frame and its name there.
+    """
 
     shard: int
     nbytes: int
@@ -200,7 +203,7 @@ class StepBodies:
             )
 
     async def erase(self) -> None:
-        """Delete all bodies of large frames, on all shards but the first."""
+        """Delete all large frames of steps that are stored outside of their boxes, on all shards but the first."""
         await at_all(self._erase(shard) for shard in range(1, len(self.links)))
 
     async def _erase(self, shard: int) -> None:

@@ -149,7 +149,7 @@ class Waiting(NamedTuple):
 
 
 class BoxStart(NamedTuple):
-    """The covers of a box, which list the committed attempts, and the box's first frames."""
+    """The beginning of a box: its first frames, and the covers, which list the committed attempts."""
 
     covers: Sequence[Cover]
     frames: Sequence["BoxFrame"]

@@ -224,7 +224,7 @@ class RedisSteps:
             raise _not_ours(has, group, attempt)
 
     async def let_go(self, group: str, attempt: int) -> None:
-        """Give up a group, so that the next driver need not wait for the end of the lease.
+        """Stop driving a group, so that the next driver need not wait for the end of this driver's lease.
 
         An open step is not committed. This never raises Fenced.
         """
@@ -420,7 +420,7 @@ class RedisSteps:
         return [("HGETALL", self._keys.cover(box)), ("XRANGE", self._keys.box(box), "-", "+", "COUNT", count)]
 
     async def covers(self, box: str) -> list[Cover]:
-        """Return the covers of a box, which list the committed attempts and how many rows each has sent to the box.
+        """Return the covers of a box: which attempts are committed, and how many rows each has sent to the box.
 
         No cover is added after all groups have closed the previous step.
         """

@@ -384,7 +384,9 @@ class RedisTransport:
         return MailboxEnd((last or START.entry.encode()).decode(), int(messages or 0), int(nbytes or 0))
 
     async def commit(self, done: Conclusion) -> None:
-        """Move the durable cursor, and delete the entries before it. A transaction uses `send` instead.
+        """Move the durable cursor, up to which messages are acknowledged, and delete the entries before it.
+
+        A transaction uses `send` instead.
 
         Raises: Fenced if a newer reader has the mailbox, or if the mailbox was removed.
         """

@@ -30,7 +30,7 @@ class ServerRuns:
     async def greet(self, wire: Wire, read: Mapping[str, str]) -> None:
         """Make the first call on a new connection.
 
-        If the server was restarted, the call makes the next entry ids higher.
+        If the server was restarted, the call makes the next entry ids higher than all ids that were assigned before.
 
         Args: `read` has, for each stream that will be read over the connection, the last entry that was read.
         Raises: ConfigError if, at the first connection, the experiment has another format or number of shards.
