@@ -169,7 +169,7 @@ class FrameSender(Destination):
                 await self.take_epoch()
 
     async def fence(self) -> None:
-        """Make the server refuse a frame that may still reach it after its send has raised OutcomeUnknown.
+        """Make the server refuse a frame that may still arrive there after its send has raised OutcomeUnknown.
 
         For this, claim a higher epoch, the number under which this sender sends. If there is no such frame, do nothing.
         """

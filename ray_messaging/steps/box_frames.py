@@ -76,7 +76,7 @@ class BoxBatches(NamedTuple):
 
 
 class GroupBoxes:
-    """The boxes that one group reads in its steps.
+    """The boxes that one group reads in its steps. A box has the messages that one mailbox reads in one step.
 
     After an agent has moved, earlier messages to it are still in the box of the group that had the agent before.
     """
@@ -233,7 +233,7 @@ def _asked_outside(batch: Batch, extension: Extension) -> AskedOutside:
 
 
 class _Hits(NamedTuple):
-    """The rows of one batch that amendments block or change.
+    """The rows of one batch that amendments, frames of the steps' supervisor, block or change.
 
     For each row, `batches` is the index of the amendment, and `places` is the row in that amendment. `blocked` says
     whether the row is blocked. A row that is not blocked gets the amendment's payload and labels.

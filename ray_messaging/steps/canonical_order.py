@@ -23,10 +23,12 @@ _LONG_RUN = 16  # From this average length of ascending runs on, the stable sort
 
 
 def canonical_order(to_ids: Sequence[IdColumn], steps: Keys, from_ids: Sequence[IdColumn], ordinals: Keys) -> Order:
-    """Return the canonical order of rows as indices.
+    """Return the order in which agents read messages of steps, as indices of the rows.
+
+    It is called canonical, because it is the same in every run, on any number of groups.
 
     Args: `to_ids` and `from_ids` are columns that together have an id for each row. `steps` has the step in which each
-    row was sent, and `ordinals` the row's ordinal.
+    row was sent, and `ordinals` the number of the row among its sender's messages in that step.
     """
     return _sorted_rows([id_ranks(to_ids), steps, id_ranks(from_ids), ordinals])[0]
 

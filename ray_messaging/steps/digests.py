@@ -165,7 +165,7 @@ def sum_of_batch(
     blocks: Mapping[int, tuple[str, str]],
     audiences: Mapping[AudiencePairs, bytes],
 ) -> int:
-    """Return the sum of the digests of a batch's rows. It is faster if rows differ only in ids, ordinal and payload.
+    """Return the sum of the digests of a batch's rows. This is faster if rows differ only in ids, ordinal and payload.
 
     The arguments are those of `digest_rows`.
     """

@@ -269,7 +269,7 @@ def _part(batch: Batch, blocks: Mapping[int, tuple[str, str]]) -> tuple[bytes, b
 class BlockedSends(Sequence[BlockedSend]):
     """Messages that some agents sent in a step and that rules blocked, ordered by sender, then in order of sending.
 
-    `places` has the place of each message's sender in the group.
+    `places` has, for each message, the index of its sender among the group's agents.
 
     Args: `parts` are results of `encode_blocked`. Messages in them that other agents sent are left out.
     """

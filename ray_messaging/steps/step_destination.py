@@ -118,7 +118,7 @@ def in_box(write: FrameWrite) -> bool:
 
 
 class StepDestination(Destination):
-    """The boxes of steps as the destination to which one attempt sends.
+    """The boxes of steps as the destination to which one driver of a group sends. Each box is for one mailbox and step.
 
     A message goes to the group that has the recipient in the step after the open step, because most messages are read
     in that step.

@@ -127,7 +127,9 @@ class RedisMoves:
         return Attempted(_outcome(outcome, name, 0 if unread is None else unread.epoch), since)
 
     async def give_up(self, mailbox: str, epoch: int, number: int) -> bool:
-        """Make the server refuse an attempt and all earlier ones; return whether the attempt has already succeeded.
+        """Make the server refuse an attempt at a move, and all earlier ones.
+
+        Return whether the attempt has succeeded already.
 
         Raises: Fenced if the mailbox has a newer reader.
         """

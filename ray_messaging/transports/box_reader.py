@@ -169,9 +169,7 @@ class BoxReader:
             more = len(found)
 
     async def covers(self, news: News) -> list[Cover]:
-        """Return the covers of the box.
-
-        They list the attempts at earlier steps that were committed, and so are to be read.
+        """Return the covers of the box. They list the attempts at earlier steps whose frames in the box are committed.
 
         Args: `news` say that the box's step is open, so that no covers will be added. A beginning of the box that was
         read before these news may lack covers, so only a beginning that came with these news is used.

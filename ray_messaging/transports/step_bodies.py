@@ -212,10 +212,10 @@ class StepBodies:
 
 
 def _name(write: FrameWrite, sender: str, tag: StepTag) -> bytes:
-    """Build the name of a frame's body. Equal frames have equal names, so that a repeated call stores one body.
+    """Build the name under which another server stores a large frame, which is called the body.
 
-    A group that sends a step again may divide its messages into other frames. Other frames have other checksums, and
-    therefore other names.
+    Equal frames have equal names, so that a repeated call stores one body. A group that sends a step again may divide
+    its messages into other frames. Other frames have other checksums, and therefore other names.
     """
     sent = f"{write.mailbox}:{tag.sent}:{tag.attempt}:{write.seq}:{checksum_of(write.frame):x}"
     return f"{sent}:{len(write.frame)}:{tag.group}:{sender}".encode()

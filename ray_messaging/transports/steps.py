@@ -192,9 +192,10 @@ class RedisSteps:
     async def take(
         self, group: str, driver: Driver, lease_s: float, over: str = "", until: int | None = None
     ) -> DrivenGroup | Driven:
-        """Become the driver of a group.
+        """Become the driver of a group, the task that takes the group through its steps.
 
-        The same start of a driver gets the same attempt number again. A later start gets a higher number.
+        If the driver asks again with the same `start`, it gets the same attempt number again. With a later start it
+        gets a higher number.
 
         Args: `over` is the lease of another driver that has not changed for its whole duration, so that it has ended.
         `until` is the first step in which the group no longer takes part (None: it always does, even if an earlier
