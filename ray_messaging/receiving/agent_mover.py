@@ -403,7 +403,7 @@ class UnreadMessages:
             return found
 
     def _frames(self, attempt: MoveAttempt, agents: AgentSet, flight: InFlight, aside: list[Piece]) -> UnreadFrames:
-        """Return how an attempt at the move changes the waiting messages.
+        """Return how an attempt at the move changes the messages that wait in the mailbox.
 
         Args: `flight`, a copy of InFlight, is changed. `aside` has the messages that were taken out of the inbox.
         """

@@ -139,7 +139,10 @@ class DeferredRows:
         return chosen
 
     def take_ready(self) -> list[tuple[InFlightBatch, Rows, int]]:
-        """Return the rows that may be sent now, in order, with the verdict epoch under which they passed the rules."""
+        """Return the rows that may be sent now, in order, with the verdict epoch under which they passed the rules.
+
+        By this epoch the server sees whether the verdicts are outdated.
+        """
         if not self.moved:
             return []
         moved, self.moved = self.moved, set()

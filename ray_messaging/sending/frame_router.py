@@ -297,16 +297,19 @@ class FrameRouter:
     # -- broadcasts with one row for each pair --------------------------------------------------------------------
 
     def _folds(self, in_flight: InFlightBatch, mailbox: str) -> bool:
-        """Return whether the rows of a batch for a mailbox are folded, so that each broadcast becomes one row.
+        """Return whether each broadcast to a mailbox becomes one row, in place of one row for each hearer.
 
-        If the mailbox listens to patterns, its hearers are not a known set of agents, so the rows cannot be folded.
+        If the mailbox listens to patterns, its hearers are not a known set of agents, so this is not possible.
         """
         batch, record = in_flight.outgoing, self.routes.records.get(mailbox)
         broadcast = batch.extension is not None and batch.extension.audience is not None
         return broadcast and record is not None and not record.globs
 
     def _folded_parts(self, in_flight: InFlightBatch, mailbox: str, rows: Rows | None) -> list[Rows | None]:
-        """Divide rows such that each folded frame, with one row per broadcast, is within the limits of the mailbox."""
+        """Divide rows of broadcasts into parts such that the frame of each part is within the limits of the mailbox.
+
+        Such a frame has one row for each broadcast, in place of one row for each hearer.
+        """
         batch, record = in_flight.outgoing, self.routes.records[mailbox]
         assert batch.numbers is not None
         assert batch.lines is not None
@@ -321,9 +324,9 @@ class FrameRouter:
         return [*split_rows(rows, volumes, min(record.frame_bytes, CALL_BYTES), most_rows)]
 
     def _fold(self, in_flight: InFlightBatch, mailbox: str, rows: Rows | None) -> tuple[Batch, Rows]:
-        """Return rows of a batch (None: all) for a mailbox as a folded batch, which has one row for each broadcast.
+        """Return a mailbox's rows of broadcasts as a folded batch, which has one row for each broadcast.
 
-        The second value has, for each of the rows, its row in the folded batch. See `fold`.
+        The second value has, for each of the given rows (None: all rows), its row in the folded batch.
         """
         batch = in_flight.outgoing
         reaching = [mailbox in names for names in self.routes.routes]

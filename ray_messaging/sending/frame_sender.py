@@ -177,10 +177,10 @@ class FrameSender(Destination):
             await self.take_epoch()
 
     async def take_epoch(self) -> None:
-        """Claim a higher epoch, and read which frames and transactions the server has written.
+        """Claim a higher epoch, the number under which this sender sends; the server refuses calls with lower ones.
 
-        If the server does not answer, it may have a higher epoch than this process knows. So this is called again
-        before anything is sent.
+        Also read which frames and transactions the server has written. If the server does not answer, it may have a
+        higher epoch than this process knows. So this is called again before anything is sent.
 
         Raises: Fenced if another sender has our name.
         """

@@ -435,7 +435,10 @@ def message_keys(batches: Sequence[Batch]) -> NDArray[np.int64]:
 
 
 def _sent_keys(batches: Sequence[Batch]) -> NDArray[np.int64]:
-    """Return a number for each row, such that rows with equal from_id and ordinal have the same number."""
+    """Return a number for each row, such that rows with equal from_id and ordinal have the same number.
+
+    The ordinal of a row is the number of the message among its sender's messages in a step.
+    """
     _, senders = np.unique(id_ranks([batch.from_ids for batch in batches]), return_inverse=True)
     ordinals = joined_arrays([batch.ordinal for batch in batches if batch.ordinal is not None])
     keys: NDArray[np.int64] = (senders.astype(np.int64) << 32) | ordinals.astype(np.int64)

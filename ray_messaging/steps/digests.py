@@ -187,7 +187,7 @@ def digest_rows(
     blocks: Mapping[int, tuple[str, str]],
     audiences: Mapping[AudiencePairs, bytes] = NO_AUDIENCES,
 ) -> list[DigestRow]:
-    """Return the rows of a batch in the form of which digests are computed.
+    """Return the rows of a batch as the messages of which a step's digest is computed.
 
     Args: `codes` has the fate of each row, and `blocks` the rule and reason of each blocked row. `audiences` has the
     hash of each audience, which a broadcast's row contains instead of a hearer.

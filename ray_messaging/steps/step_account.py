@@ -154,9 +154,10 @@ def _name_unheard(unheard: Counter[str], batch: Batch, rows: NDArray[np.intp]) -
 
 
 def outside_rows(read: Sequence[FoldedBatch | Batch]) -> list[tuple[DigestRow, int]]:
-    """Return messages from outside to agents as rows for the digest, and how often each row counts.
+    """Return messages that senders outside of the steps sent to agents, in the form of which digests are computed.
 
-    Messages that a rule rewrote are left out, as they are in the event log.
+    With each message comes how often it counts. Messages that a rule rewrote are left out, as they are in the event
+    log.
     """
     rows: list[DigestRow] = []
     places, hearers = [], []

@@ -347,7 +347,7 @@ class StepLoop:
         return record
 
     def _host(self, directory: Directory, step: int) -> None:
-        """Set `places` to the agents that the group has in a step. Agents may come or leave between two steps."""
+        """Set `places` to the agents that the group has in a step, which may have changed since the step before."""
         record = self._record_of(directory).at(step, directory.dates)
         if record is not self._record:
             self._record, self.places = record, AgentPlaces(record.agents())

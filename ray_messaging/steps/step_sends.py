@@ -329,7 +329,9 @@ class StepSends:
         *,
         asks: bool = False,
     ) -> tuple[list[IdColumn], list[NDArray[np.uint32]]]:
-        """Send n messages given as columns; return their senders and ordinals.
+        """Send n messages given as columns.
+
+        Return their senders, and their numbers among each sender's messages in the step.
 
         Raises: the same errors as `send`; InvalidColumns if the columns do not fit together. After an error, nothing is
         sent.

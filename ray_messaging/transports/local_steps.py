@@ -188,7 +188,10 @@ class LocalSteps(RedisSteps):
         return [] if after == _ENTRY else [*self._boxes.get(box, ())]
 
     async def closed_step(self, step: int) -> Mapping[str, ClosedStep]:
-        """Return how the group closed a step, if this is one of the last `horizon` steps."""
+        """Return, under the group's name, how the group closed a step. Return an empty dict if this is not known.
+
+        It is known for as many of the last steps as a message may be sent ahead (`horizon`).
+        """
         return {self._group: self._closes[step]} if step in self._closes else {}
 
     async def blocked(self, step: int, groups: Sequence[str]) -> list[bytes]:

@@ -123,9 +123,9 @@ class Requeueing:
         return found, np.sort(np.concatenate(nobody))
 
     def _routing_for(self, letter: DeadFrame, listeners: Listeners) -> tuple[Routes, Routes]:
-        """Return the routes to mailboxes that may get a letter's messages, and to mailboxes that already had them.
+        """Return which mailboxes may get each of a letter's messages, and which mailboxes already had them.
 
-        Most letters of one mailbox have the same routes, so the last routes are kept.
+        Most letters of one mailbox have the same result, so the last result is kept.
         """
         counts = tuple(_counts(record, letter, listeners) for record in listeners.records)
         key = (listeners.version, counts)

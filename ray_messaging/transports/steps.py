@@ -307,7 +307,7 @@ class RedisSteps:
     async def close(
         self, group: str, attempt: int, step: int, closing: Closing, *, go_on: bool = False
     ) -> Committed | Refused:
-        """Close a step. From now on, all messages that its attempt has sent are valid.
+        """Close a step. From now on, all messages that this attempt at the step has sent are valid.
 
         With `go_on` the next step is opened too.
 

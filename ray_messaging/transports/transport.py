@@ -206,7 +206,7 @@ class RedisTransport:
         return int(number) if done else None
 
     async def take_sender_epoch(self, sender: str, *, keep_s: float, held: int | None = None) -> SenderState:
-        """Make a sender's epoch higher, which fences earlier senders under this name.
+        """Make a sender's epoch higher, so that the server refuses calls of earlier senders under this name.
 
         Args: The server keeps the sender's state for `keep_s` seconds (0: for ever).
 
