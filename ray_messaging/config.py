@@ -47,7 +47,7 @@ else:
 
 
 class Setting(NamedTuple):
-    """Description of one field of a settings class, for users."""
+    """One field of a settings class, described for users."""
 
     name: str
     kind: str

@@ -38,7 +38,7 @@ _IDS = ("step", "from_id", "to_id")
 
 
 def slice_of(message: Message) -> Slice:
-    """Return a message as a `Slice` of one row."""
+    """Return a `Slice`, some adjacent messages of a frame, that has only this message."""
     return Slice(message._batch, message._row, message._row + 1, message._pattern)
 
 

@@ -291,7 +291,10 @@ def _waiting(meter: CallMeter | None) -> Iterator[None]:
 
 
 class _Line(NamedTuple):
-    """The client of one event loop, and the window of its requests. `life` closes the client when the loop ends."""
+    """The HTTP client of one event loop, and the limit of its requests.
+
+    When the loop ends, `life` closes the client.
+    """
 
     client: Any
     window: "_Window"

@@ -30,7 +30,7 @@ class PairFates(NamedTuple):
 
 
 class Addresses(NamedTuple):
-    """The recipients of messages, and the messages' topics in the form of `Batch.topics` and `Batch.topic`."""
+    """The recipients of messages, and the messages' topics: a list of topics, and for each message an index into it."""
 
     to_ids: IdColumn
     topics: tuple[str, ...]
@@ -40,7 +40,7 @@ class Addresses(NamedTuple):
 class Outcome:
     """The fates of one batch: `codes` has a byte for each row, an index into FATES, or UNKNOWN if it has no fate yet.
 
-    With `pairs` each row is a broadcast, and `pairs` counts the fates of its pairs.
+    If `pairs` is given, each row is a broadcast, and `pairs` counts, by fate, the pairs of the broadcast and a hearer.
     """
 
     __slots__ = (
@@ -197,7 +197,10 @@ class Receipt(msgspec.Struct, eq=False, gc=False):
 
 
 class _Unsent(Receipt, eq=False, gc=False):
-    """A receipt that is false. This is a class of its own so that `bool` of other receipts runs no Python code."""
+    """The receipt of a message that was neither delivered nor published, so that the receipt is false.
+
+    This is a class of its own so that `bool` of other receipts runs no Python code.
+    """
 
     def __bool__(self) -> bool:
         return False

@@ -31,15 +31,20 @@ class Span(NamedTuple):
 
 
 def spans_of(messages: Acked, mailbox: str) -> list[Span]:
-    """Return the rows of messages as spans; raise ConfigError for a message that was not fetched from this mailbox.
+    """Return the rows of messages as spans, each of which has adjacent rows of one mailbox entry.
 
     A message that a foreign client published is in no mailbox. It has no row, and is not committed.
+
+    Raises: ConfigError for a message that was not fetched from this mailbox.
     """
     return spans_in(slices_of(messages), mailbox)
 
 
 def spans_in(slices: Iterable[Slice], mailbox: str) -> list[Span]:
-    """Return the rows of slices of batches as spans; raise ConfigError in the same cases as `spans_of`."""
+    """Return the rows of slices of batches as spans, each of which has adjacent rows of one mailbox entry.
+
+    Raises: ConfigError in the same cases as `spans_of`.
+    """
     spans: list[Span] = []
     for batch, low, high, _ in slices:
         origin = batch.origin
@@ -81,7 +86,7 @@ def slices_of(messages: Acked) -> list[Slice]:
 
 
 def range_of(span: Span) -> AckRange:
-    """Return the rows of a span as a range in the mailbox."""
+    """Return the rows of a span as a range in the mailbox. A span has adjacent rows of one entry."""
     after = Cursor(span.entry, span.low) if span.low else Cursor(before(span.entry), 0)
     return AckRange(after, Cursor(span.entry, 0 if span.high == span.rows else span.high), span.high - span.low)
 

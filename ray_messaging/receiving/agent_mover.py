@@ -403,7 +403,7 @@ class UnreadMessages:
             return found
 
     def _frames(self, attempt: MoveAttempt, agents: AgentSet, flight: InFlight, aside: list[Piece]) -> UnreadFrames:
-        """Return how an attempt at the move changes the waiting messages.
+        """Return how an attempt at the move changes the messages that wait in the mailbox.
 
         Args: `flight`, a copy of InFlight, is changed. `aside` has the messages that were taken out of the inbox.
         """
@@ -455,7 +455,10 @@ async def _persist(call: Callable[[], Awaitable[T]], policy: RetryPolicy, why: s
 
 
 def pass_over(flight: InFlight, pieces: Iterable[Piece]) -> list[Slice]:
-    """Record the rows of pieces as taken and acknowledged. Return the rows that were not yet acknowledged."""
+    """Record the rows of pieces, which are frames in the inbox, as taken and acknowledged.
+
+    Return the rows that were not yet acknowledged.
+    """
     found: list[Slice] = []
     for piece in pieces:
         assert piece.entry is not None

@@ -51,7 +51,7 @@ class EntryRows(msgspec.Struct, gc=False):
 
     @property
     def end(self) -> Cursor:
-        """Return the cursor after these rows."""
+        """Return the position in the mailbox after these rows, as a cursor."""
         return Cursor(self.entry, 0 if self.whole else self.high)
 
 
@@ -110,11 +110,13 @@ class InFlight:
 
     @property
     def waiting_bytes(self) -> int:
-        """Return the bytes of the frames after the cursor that were taken whole."""
+        """Return the size of the frames after the cursor of which all rows were taken."""
         return sum(part.nbytes for part in self._parts[self._head :])
 
     def take(self, entry: str, low: int, high: int, whole: bool, nbytes: int) -> None:  # noqa: FBT001 - for each frame
-        """Record that rows from `low` to before `high` were taken. A frame without rows only moves the cursor.
+        """Record that rows from `low` to before `high` of an entry were taken.
+
+        A frame without rows only moves the cursor.
 
         Args: `whole` says that the entry's last row is among the rows; then `nbytes` is the size of the frame.
         """
@@ -161,9 +163,9 @@ class InFlight:
     # -- acknowledging --------------------------------------------------------------------------------------------
 
     def numbers(self, entry: str, low: int, high: int) -> tuple[int, int]:
-        """Return the interval of numbers that an entry's rows have: the first number, and the last + 1.
+        """Return which numbers an entry's rows have: the first number, and the last + 1.
 
-        Rows before the cursor are left out.
+        Rows are numbered in the order in which they were taken. Rows before the cursor are left out.
         """
         part = self._by_entry.get(entry)
         if part is None:
@@ -174,7 +176,7 @@ class InFlight:
     def runs(self, rows: Iterable[tuple[str, int, int]]) -> list[tuple[int, int]]:
         """Return the numbers of rows (entry, low, high) as intervals, without rows before the cursor.
 
-        An interval has the first number, and the last + 1.
+        Rows are numbered in the order in which they were taken. An interval has the first number, and the last + 1.
         """
         runs: list[tuple[int, int]] = []
         for entry, first, last in rows:
@@ -306,7 +308,7 @@ class InFlight:
 
 
 class Commits:
-    """The durable cursor of a mailbox.
+    """The durable cursor of a mailbox: the position on the server up to which all messages are acknowledged.
 
     There is only one write at a time. Changes that are made during a write go into the next write.
     """
@@ -378,13 +380,16 @@ class Commits:
         return done
 
     def concluded(self, done: Conclusion) -> None:
-        """Record that the server has written a result of `conclusion`."""
+        """Record that the server has written the changes of the mailbox that `conclusion` returned."""
         if done.cursor is not None:
             self._written, self._ranges_stored = done.changes, done.acks is not None and done.acks.ranges != b""
             self.progress.set()
 
     async def write(self) -> None:
-        """Write the cursor, unless the server has the same cursor; raise Fenced if a newer reader has the mailbox."""
+        """Write the cursor, up to which messages are acknowledged, unless the server has it already.
+
+        Raises: Fenced if a newer reader has the mailbox.
+        """
         async with self.writing:
             if self.in_flight.changes != self._written:
                 # A write contains totals instead of changes. So a repeated write counts nothing twice, even if the
@@ -416,7 +421,10 @@ class Commits:
             await self.write()
 
     async def close(self) -> None:
-        """Wait until the cursor's write in the background has ended, if there is one."""
+        """Wait until the write of the cursor in the background has ended, if there is one.
+
+        The cursor is the position up to which the mailbox's messages are acknowledged.
+        """
         if self._background is not None:
             await self._background
 

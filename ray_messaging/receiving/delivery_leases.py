@@ -96,7 +96,10 @@ class _Lease:
 
     @property
     def first(self) -> Place:
-        """Return the place of the lease's first row in the mailbox; `_BEFORE_ALL` if it has only foreign messages."""
+        """Return where in the mailbox the lease's first row is.
+
+        If the lease has only messages that foreign clients published, which are in no mailbox, return `_BEFORE_ALL`.
+        """
         return next((place_of(part) for part in self.slices if part.batch.origin is not None), _BEFORE_ALL)
 
 
@@ -426,6 +429,9 @@ def _rows(slices: Sequence[Slice]) -> int:
 
 
 def place_of(part: Slice) -> Place:
-    """Return where in the mailbox a slice of a batch begins, or `_BEFORE_ALL` for messages of foreign clients."""
+    """Return where in the mailbox a slice of a batch begins.
+
+    Messages that foreign clients published are in no mailbox: for them, return `_BEFORE_ALL`.
+    """
     origin = part.batch.origin
     return _BEFORE_ALL if origin is None else (*order(origin.entry), part.low)

@@ -31,11 +31,10 @@ _TRANSACTION_OPEN = (
 
 
 class FetchedRows(NamedTuple):
-    """Messages taken out of the inbox, as slices of batches.
+    """Messages taken out of the inbox, as slices of batches. Together they are the rows from `low` to before `high`.
 
-    Their rows have the numbers from `low` to before `high`.
-
-    `passed` says that frames without messages were taken too, so that the cursor can move.
+    The rows of a mailbox are numbered in the order in which they are taken. `passed` says that frames without messages
+    were taken too, so that the cursor can move.
     """
 
     slices: list[Slice]
@@ -116,7 +115,10 @@ class FetchGate:
         self._ended.set()
 
     def commit(self, conclusion: Conclusion | None) -> None:
-        """End the transaction after the server has confirmed its conclusion (None: there was nothing to commit)."""
+        """End the transaction, after the server has written `conclusion`, the changes that it makes to the mailbox.
+
+        Args: `conclusion` is None if there was nothing to write.
+        """
         self._inbox.discard_kept()
         if conclusion is not None and self._commits is not None:
             self._commits.concluded(conclusion)

@@ -218,7 +218,7 @@ class Inbox:
                 self._arrived.set()
 
     def set_aside(self) -> list[Piece]:
-        """Prevent all takes until `resume`. Remove the pieces that came from the mailbox, and return them."""
+        """Remove the pieces that came from the mailbox, and return them. Nobody can take messages until `resume`."""
         self.paused = self._guarded = True
         self.flowing.clear()
         aside = [piece for piece in self._pieces if piece.entry is not None]
@@ -241,11 +241,11 @@ class Inbox:
         self._kept = []
 
     def discard_kept(self) -> None:
-        """Drop the pieces that were taken since `keep`, and keep no further pieces."""
+        """Forget the frames that were taken since `keep`, so that they cannot be put back, and keep no further ones."""
         self._kept = None
 
     def put_back(self) -> None:
-        """Put back all pieces that were taken since `keep`, in their order.
+        """Put back all frames that were taken since `keep`, in their order.
 
         The inbox may exceed its limit for a while.
         """

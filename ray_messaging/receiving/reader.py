@@ -187,7 +187,7 @@ class Reader:
                 await end(following)
 
     async def _read_once(self, last: str, size: ReadSize) -> tuple[Frames, bool]:
-        """Read frames after the entry `last`; return them, and whether the read was full."""
+        """Read frames after the entry `last`. Return them, and whether the read gave as many frames as it may."""
         inbox, began = self._inbox, time.monotonic()
         count = size.frames(inbox.limit if size.far else inbox.limit - inbox.size)
         # After a full read, the next read does not wait. `behind` stays true until a read finds the mailbox's end.

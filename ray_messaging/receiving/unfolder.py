@@ -29,7 +29,7 @@ class Unfolder:
         self._unnamed.append(agents)
 
     async def unfold(self, broadcasts: Batch) -> Batch:
-        """Return the messages of a folded frame, one for each hearer.
+        """Return the messages that a frame of broadcasts stands for, one for each agent that hears a broadcast.
 
         Raises: FrameError if the frame's agents are not known or the audience's pairs are damaged; UnknownName if the
         audience's version does not exist.
@@ -37,10 +37,10 @@ class Unfolder:
         return unfold(broadcasts, await self.edges(broadcasts))
 
     async def edges(self, broadcasts: Batch) -> Edges:
-        """Return the pairs of a folded frame's audience whose hearers are the frame's agents.
+        """Return the pairs of sender and hearer by which broadcasts reach this mailbox's agents.
 
-        A pair is a sender and an agent that hears the sender.
-
+        Args: `broadcasts` is a folded frame, with one row for each broadcast. It names the agents that the mailbox had
+        when the frame was written.
         Raises: the same errors as `unfold`.
         """
         folded = broadcasts.fold
@@ -49,14 +49,18 @@ class Unfolder:
         return await self._audiences.toward(audience_of(broadcasts), agents, folded.agents)
 
     async def toward(self, broadcasts: Batch, agents: AgentSet) -> Edges:
-        """Return the pairs of a folded frame's audience whose hearers are among `agents`.
+        """Return the pairs of sender and hearer by which broadcasts reach agents among `agents`.
 
+        Args: `broadcasts` is a folded frame, with one row for each broadcast.
         Raises: the same errors as `unfold`.
         """
         return await self._audiences.toward(audience_of(broadcasts), agents, agents_digest(agents))
 
     def agents_of(self, digest: bytes) -> AgentSet:
-        """Return the agents that have this digest; raise FrameError if this process does not know them."""
+        """Return the agents that a folded frame names by this digest.
+
+        Raises: FrameError if this process does not know the agents.
+        """
         self._named |= {agents_digest(agents): agents for agents in self._unnamed}
         self._unnamed.clear()
         found = self._named.get(digest)

@@ -448,7 +448,7 @@ class Accumulator:
     # -- the end --------------------------------------------------------------------------------------------------
 
     def bulk_done(self, _future: object = None) -> None:
-        """Record the end of a bulk send or of a transaction."""
+        """Record that a bulk send or a transaction has ended, for calls of `flush` that wait for this."""
         self.bulks -= 1
         if self._flushes:
             self._end_flushes()

@@ -226,7 +226,7 @@ def _check_arrays(payload: object) -> None:
 
 
 def batches_of_columns(chunks: Sequence[ColumnChunk], topic: str, step: int | None) -> list[Batch]:
-    """Build one batch from each chunk of columns, without sender and number."""
+    """Build one batch from each chunk of columns. The batches get their sender and their numbers later."""
     now, cause = time.time(), cause_here()
     return [chunk.batch((topic,), step, now, caused_by_one(cause, len(chunk.from_ids))) for chunk in chunks]
 
@@ -278,9 +278,12 @@ def within_pairs(broadcasts: Batch, edges: Edges) -> Iterator[Batch]:
 def split_rows(
     rows: NDArray[np.intp], volumes: NDArray[np.int64], most: int, most_rows: int
 ) -> Iterator[NDArray[np.intp]]:
-    """Divide rows into parts. Each part has at most `most_rows` rows and at most the volume `most`, or is a single row.
+    """Divide rows into parts. Each part has at most `most_rows` rows with a total volume of at most `most`.
 
-    Args: `volumes` has, for each row, the total volume of all rows up to and including this row.
+    A single row whose volume exceeds `most` is a part of its own.
+
+    Args: `volumes` has, for each row, the total volume of all rows up to and including this row. The unit is the
+    caller's, such as bytes.
     """
     low = 0
     while low < len(rows):

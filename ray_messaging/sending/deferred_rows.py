@@ -38,9 +38,10 @@ ROWS = 1024
 
 @dataclass(slots=True, eq=False)
 class DeferredRow:
-    """A row in the queue of its sender and recipient.
+    """A message that waits for a slow rule, or behind such a message of the same sender and recipient.
 
-    `epoch` is the verdict epoch under which the row passed the rules, or None if it has no verdict yet.
+    `row` is its row in the batch `in_flight`. `epoch` is the verdict epoch under which it passed the rules, or None if
+    it has no verdict yet.
     """
 
     in_flight: InFlightBatch
@@ -49,13 +50,19 @@ class DeferredRow:
 
 
 class DeferredRequest(NamedTuple):
-    """A request for verdicts: a batch, and for each of its rows the deferred row from which it was made (`places`)."""
+    """A request for the verdicts of slow rules: a batch, and for each of its rows the deferred row (`places`).
+
+    A deferred row is a message that waits for such a verdict.
+    """
 
     batch: Batch
     places: list[DeferredRow]
 
     def by_in_flight(self, but: set[int]) -> Iterator[tuple[InFlightBatch, list[tuple[int, DeferredRow]]]]:
-        """Yield each InFlightBatch that has rows in this request, with these rows. The rows in `but` are left out."""
+        """Yield each batch that has rows in this request, with these rows. The rows in `but` are left out.
+
+        Each row comes with its index in the request.
+        """
         kept = [(at, place) for at, place in enumerate(self.places) if at not in but]
         for in_flight, found in groupby(kept, lambda each: each[1].in_flight):
             yield in_flight, list(found)
@@ -115,7 +122,10 @@ class DeferredRows:
         return np.flatnonzero(free)
 
     def _candidates(self, batch: Batch, rows: Rows | None, deferred: set[int]) -> list[int]:
-        """Return the rows whose sender and recipient may have a queue, in order."""
+        """Return the rows that may have to wait behind an earlier message of the same sender and recipient, in order.
+
+        Args: `rows` are the rows to choose from (None: all). `deferred` are rows that wait for a slow rule.
+        """
         if len(batch) <= len(self.pairs):  # if there are few rows, it is faster to look up each row
             return list(range(len(batch))) if rows is None else rows.tolist()
         ids = batch.to_ids
@@ -129,7 +139,10 @@ class DeferredRows:
         return chosen
 
     def take_ready(self) -> list[tuple[InFlightBatch, Rows, int]]:
-        """Return the rows that may be sent now, in order, with the verdict epoch under which they passed the rules."""
+        """Return the rows that may be sent now, in order, with the verdict epoch under which they passed the rules.
+
+        By this epoch the server sees whether the verdicts are outdated.
+        """
         if not self.moved:
             return []
         moved, self.moved = self.moved, set()
@@ -209,7 +222,7 @@ class DeferredRows:
             in_flight.fail(np.array(rows, np.intp), error)
 
     def _move(self, in_flight: InFlightBatch, rows: list[int]) -> None:
-        """Make the next `take_ready` check the queues of some rows.
+        """Note that some rows have left their queues, which the next `take_ready` then checks.
 
         Until then every row stays in its queue, because an earlier row of the same queue may be judged again, and may
         have to wait. A row that has left its queue must be sent before all later rows of the queue.
@@ -258,9 +271,10 @@ def _order(place: DeferredRow) -> tuple[int, int]:
 
 
 def _requests(places: Iterable[DeferredRow]) -> Iterator[DeferredRequest]:
-    """Yield requests for the rows `places`, as few as possible.
+    """Yield requests for verdicts on these deferred rows, as few requests as possible.
 
-    The rows of one request have the same epoch. All or none of them have a step. Their extensions can be joined.
+    The rows of one request have the same epoch. Either all or none of them have a step, and their further columns can
+    be joined.
     """
     alike = groupby(sorted(places, key=lambda place: (_kind(place), _order(place))), _kind)
     for found in map(list, map(itemgetter(1), alike)):

@@ -130,7 +130,7 @@ class MailboxQueues(dict[str, MailboxQueue]):
             self.written[mailbox] = self.pop(mailbox).written
 
     def dropped(self) -> list[str]:
-        """Return the mailboxes that have a last sequence number but no queue."""
+        """Return the mailboxes that have no queue any more, but whose last sequence number is still kept."""
         return [mailbox for mailbox in self.written if mailbox not in self]
 
     def forget(self, mailboxes: Iterable[str]) -> None:
@@ -157,9 +157,10 @@ class MailboxQueues(dict[str, MailboxQueue]):
 
 
 class Destination:
-    """The routes and queues of the frames that a sender writes, either to the mailboxes or to the boxes of a step.
+    """What a sender writes frames to: either the mailboxes, or the boxes of a step. It has queues of frames.
 
-    Each destination has its own routes, so that a message for a step is never routed like a message for the mailboxes.
+    Each destination decides by itself to which mailboxes or boxes a message goes, so that a message for a step never
+    goes into a mailbox.
     """
 
     def __init__(
@@ -184,7 +185,7 @@ class Destination:
 
     @property
     def routes(self) -> Routes:
-        """Return the routes by which frames must be made now."""
+        """Return the mailboxes to which each message must go now."""
         raise NotImplementedError
 
     def load(self, in_flight: InFlightBatch, rows: Rows | None, verdict_epoch: int, deadline: float) -> None:
@@ -203,7 +204,7 @@ class Destination:
             queue.frames.append(frame)
 
     def reroute(self, *, again: bool = False) -> None:
-        """Make new frames of all queued rows, if the routes have changed or `again` is true."""
+        """Make new frames of all queued rows, if they now go to other mailboxes, or if `again` is true."""
         if self.router.routes is self.routes and not again:
             return
         self.router.routes = self.routes
@@ -227,7 +228,7 @@ class Destination:
     def next_call(self) -> list[OutboundFrame]:
         """Return the frames of the next call. Their numbers follow the numbers in the calls that are under way.
 
-        All frames have the same verdict epoch.
+        All frames were judged under the same verdict epoch, a number by which the server refuses outdated verdicts.
         """
         ready: list[OutboundFrame] = []
         volume, now = 0, asyncio.get_running_loop().time()

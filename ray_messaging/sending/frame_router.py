@@ -34,10 +34,10 @@ UNOWNED = ""  # the name of the queue of messages on channels without a mailbox
 
 
 class OutboundFrame(FrameWrite, eq=False, kw_only=True):
-    """A frame with some rows of a batch, `taken` (None: all rows). Each call that sends the frame sets its number.
+    """Some rows of a batch, encoded as one frame: the rows `taken`, or all rows if it is None.
 
-    `nbytes` is the size of the frame, its publications and its note together. `verdict_epoch` and `deadline` are set
-    when the frame is queued.
+    Each call that sends the frame sets its number. `nbytes` is the size of the frame, its publications and its note
+    together. `verdict_epoch` and `deadline` are set when the frame is queued.
     """
 
     in_flight: InFlightBatch
@@ -52,7 +52,7 @@ class OutboundFrame(FrameWrite, eq=False, kw_only=True):
 
 
 class FrameRouter:
-    """The router of one destination.
+    """The part of a destination that makes frames of a batch: one for each mailbox that gets some of the messages.
 
     With `mirror`, messages to mailboxes are also published to subscribers of their channels.
     """
@@ -192,10 +192,12 @@ class FrameRouter:
         return found
 
     def _asker_of(self, extension: Extension) -> str | None:
-        """For the extension of a batch of answers, return the queue of the asker's mailbox.
+        """Return the name of the queue for a batch of answers: the queue of the asker's mailbox.
 
         Return None if the messages are no answers. Also return None if the asker's mailbox is gone; then the answers go
         to the mailboxes of their recipients.
+
+        Args: `extension` has the columns that only some batches have, such as the ids of answered questions.
         """
         if extension.in_reply_to is None:
             return None
@@ -205,7 +207,10 @@ class FrameRouter:
         return extension.reply_mailbox if extension.reply_mailbox in self.routes.records else None
 
     def _open_routes(self, batch: Batch) -> NDArray[np.int32]:
-        """Return the route of each message, or NOBODY if none of its mailboxes accepts messages."""
+        """Return a number for each row that stands for the mailboxes which get the row.
+
+        The number is NOBODY if no mailbox accepts the row.
+        """
         routes = self.routes.route(batch)
         for route in np.unique(routes).tolist():
             if all(_queue_of(name, batch) in self.shut for name in self.routes.mailboxes(route)):
@@ -292,16 +297,19 @@ class FrameRouter:
     # -- broadcasts with one row for each pair --------------------------------------------------------------------
 
     def _folds(self, in_flight: InFlightBatch, mailbox: str) -> bool:
-        """Return whether the rows of a batch for a mailbox are folded, so that each broadcast becomes one row.
+        """Return whether each broadcast to a mailbox becomes one row, in place of one row for each hearer.
 
-        If the mailbox listens to patterns, its hearers are not a known set of agents, so the rows cannot be folded.
+        If the mailbox listens to patterns, its hearers are not a known set of agents, so this is not possible.
         """
         batch, record = in_flight.outgoing, self.routes.records.get(mailbox)
         broadcast = batch.extension is not None and batch.extension.audience is not None
         return broadcast and record is not None and not record.globs
 
     def _folded_parts(self, in_flight: InFlightBatch, mailbox: str, rows: Rows | None) -> list[Rows | None]:
-        """Divide rows such that each folded frame, with one row per broadcast, is within the limits of the mailbox."""
+        """Divide rows of broadcasts into parts such that the frame of each part is within the limits of the mailbox.
+
+        Such a frame has one row for each broadcast, in place of one row for each hearer.
+        """
         batch, record = in_flight.outgoing, self.routes.records[mailbox]
         assert batch.numbers is not None
         assert batch.lines is not None
@@ -316,9 +324,9 @@ class FrameRouter:
         return [*split_rows(rows, volumes, min(record.frame_bytes, CALL_BYTES), most_rows)]
 
     def _fold(self, in_flight: InFlightBatch, mailbox: str, rows: Rows | None) -> tuple[Batch, Rows]:
-        """Return rows of a batch (None: all) for a mailbox as a folded batch, which has one row for each broadcast.
+        """Return a mailbox's rows of broadcasts as a folded batch, which has one row for each broadcast.
 
-        The second value has, for each of the rows, its row in the folded batch. See `fold`.
+        The second value has, for each of the given rows (None: all rows), its row in the folded batch.
         """
         batch = in_flight.outgoing
         reaching = [mailbox in names for names in self.routes.routes]
@@ -328,7 +336,10 @@ class FrameRouter:
         return fold(batch, rows, there, digest, self._kinds(in_flight))
 
     def _routes(self, batch: Batch) -> NDArray[np.int32]:
-        """Return the route of each row. The routes are cached, for the later frames of the batch."""
+        """Return a number for each row that stands for the mailboxes which get the row.
+
+        The numbers are cached, for the later frames of the batch.
+        """
         found = self._routed
         if found is None or found[0] is not batch or found[1] is not self.routes:
             found = self._routed = batch, self.routes, self.routes.route(batch)
@@ -337,27 +348,25 @@ class FrameRouter:
     def _named(self, digest: bytes, record: MailboxRecord, batch: Batch) -> bytes:
         """Return `digest`, which names a set of agents in a frame.
 
-        If there is an event log that may not have this set, add the set to `unkept`.
+        If there is an event log that may not have this set, add the set to `unkept`, which is written before the frame.
         """
         if self.routes.logged and digest not in self._kept:
             self.unkept[digest] = record.agents(batch.topics[0])
         return digest
 
     def kept(self) -> None:
-        """Record that the server has the sets of agents in `unkept`."""
+        """Record that the server now has all sets of agents that frames name and that the event log needs."""
         self._kept = {*self.unkept} if len(self._kept) > _SETS else self._kept.union(self.unkept)
         self.unkept = {}
 
     def forget_kept(self) -> None:
-        """Record that the server may have lost all sets of agents."""
+        """Record that the server may have lost all sets of agents that frames name, so that they are written again."""
         self._kept = set()
 
     def _kinds(self, in_flight: InFlightBatch) -> NDArray[np.intp] | None:
         """Return a number for each row. Rows that rules have changed in the same way have the same number.
 
-        Return None if no row is changed.
-
-        The numbers are cached, for the later frames of the batch.
+        Return None if the rules have changed no row. The numbers are cached, because all frames of the batch use them.
         """
         outgoing, found = in_flight.outgoing, self._kinded
         if not in_flight.rewritten and not outgoing.labels:
@@ -368,7 +377,7 @@ class FrameRouter:
         return found[1]
 
     def _digest(self, mailbox: str, topic: str) -> bytes:
-        """Return the digest of the agents that a mailbox hosts under a subtopic."""
+        """Return a hash that stands for the set of agents for which a mailbox gets messages of a topic."""
         record = self.routes.records[mailbox]
         found = self._digests.get(mailbox)
         if found is None or found[0] is not record or found[1] != topic:

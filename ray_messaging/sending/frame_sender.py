@@ -120,11 +120,11 @@ class FrameSender(Destination):
 
     @property
     def routes(self) -> Routes:
-        """Return the routes to mailboxes by the present directory of mailboxes.
+        """Return which mailboxes each message goes to.
 
-        While calls are under way, return the routes by which these calls were made.
-
-        The server refuses calls that were made by old routes. Once no call is under way, the frames are made again.
+        If no call is under way, this follows from the newest directory of mailboxes that this process has. If calls are
+        under way, it follows from the version by which their frames were made. The server refuses calls by an old
+        version. Their frames are made again once no call is under way.
         """
         return self.router.routes if self.calls else self.directory.routing
 
@@ -159,21 +159,27 @@ class FrameSender(Destination):
     # -- epochs ---------------------------------------------------------------------------------------------------
 
     async def begin(self) -> None:
-        """Claim the first epoch, unless this sender has one. It fences an earlier sender of the same name."""
+        """Claim the first epoch, unless this sender has one.
+
+        The server then refuses an earlier sender of the same name.
+        """
         async with self._first_epoch:
             if self.epoch == 0:
                 await self.take_epoch()
 
     async def fence(self) -> None:
-        """Claim a higher epoch, if some frame may still reach the server after its send has raised OutcomeUnknown."""
+        """Make the server refuse a frame that may still arrive there after its send has raised OutcomeUnknown.
+
+        For this, claim a higher epoch, the number under which this sender sends. If there is no such frame, do nothing.
+        """
         if self._fence_at is not None:
             await self.take_epoch()
 
     async def take_epoch(self) -> None:
-        """Claim a higher epoch, and read which frames and transactions the server has written.
+        """Claim a higher epoch, the number under which this sender sends; the server refuses calls with lower ones.
 
-        If the server does not answer, it may have a higher epoch than this process knows. So this is called again
-        before anything is sent.
+        Also read which frames and transactions the server has written. If the server does not answer, it may have a
+        higher epoch than this process knows. So this is called again before anything is sent.
 
         Raises: Fenced if another sender has our name.
         """

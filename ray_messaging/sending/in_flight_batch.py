@@ -27,10 +27,16 @@ class BatchOwner(Protocol):
         """Record that `rows` rows, with `nbytes` bytes of payload, have their fate or error."""
 
     def batch_done(self, batch: "InFlightBatch") -> None:
-        """Record that all rows have their fate or error. If it is `telling`, some callers still wait for receipts."""
+        """Record that all rows of a batch have their fate or error.
+
+        If `batch.telling` is true, some callers still wait for their receipts, and `callers_told` is called later.
+        """
 
     def callers_told(self) -> None:
-        """Record that the last callers of a batch that was `telling` have their receipts."""
+        """Record that all callers of a batch have their receipts.
+
+        Callers of single messages may get theirs in several groups.
+        """
 
 
 class InFlightBatch:
@@ -40,9 +46,10 @@ class InFlightBatch:
     `pending` has the futures of the receipts, the trace, and the hearers of broadcasts. `batch` is the batch as it was
     accepted, which the rules judge. `outgoing` is the batch that is written, with labels and rewritten payloads. If
     rows go to several mailboxes, `placed` has the rows that each mailbox has already, and `copies` has, for each row,
-    the number of mailboxes that do not have it yet. `copies` is None if each row goes to one mailbox. With a `wave`,
-    callers of single messages get their receipts in equal groups of at least so many callers, and other tasks can run
-    between two groups. Until the last group has its receipts, `telling` is true.
+    the number of mailboxes that do not have it yet. `copies` is None if each row goes to one mailbox.
+
+    If `wave` is not 0, callers of single messages get their receipts in equal groups of at least `wave` callers, and
+    other tasks can run between two groups. Until the last group has its receipts, `telling` is true.
     """
 
     __slots__ = (
@@ -202,7 +209,7 @@ class InFlightBatch:
     # -- receipts -------------------------------------------------------------------------------------------------
 
     def _tell(self, rows: Rows | None) -> None:
-        """Set the receipts or errors in the futures of rows (None: all) that have just got their fate or error."""
+        """Give receipts or errors to the callers of rows (None: of all rows) that have just got their fate or error."""
         pending = self.pending
         # A bulk send gets all its receipts at once, when none of its rows is open.
         if self._told or (self.left and not pending.singles and len(pending.bulks) == 1):

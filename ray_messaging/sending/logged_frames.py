@@ -29,10 +29,13 @@ def published(in_flight: InFlightBatch, batch: Batch, rows: Rows | None) -> Logg
 def rewritten(
     in_flight: InFlightBatch, batch: Batch, rows: Rows | None, mailbox: str, frame: Batch, places: Rows | None
 ) -> tuple[LoggedFrame | None, Batch]:
-    """Return a mailbox's frame in which rewritten rows are marked, and a note about these rows (None: there are none).
+    """Return a mailbox's frame in which rewritten rows are marked, and a note about these rows for the event log.
 
-    Args: `rows` are the rows of the batch that is being sent (None: all). `frame` is the batch, or the folded batch. If
-    it is the folded batch, `places` has, for each of the rows, its row in the folded batch; otherwise it is None.
+    If no row was rewritten, return None and the frame as it is.
+
+    Args: `rows` are the rows of the batch that is being sent (None: all). `frame` is the batch, or the folded batch,
+    which has one row for each broadcast. If it is the folded batch, `places` has, for each of the rows, its row in the
+    folded batch; otherwise it is None.
     """
     found = list(range(len(in_flight.batch)) if rows is None else rows.tolist())
     marked = np.array([at for at, row in enumerate(found) if row in in_flight.rewritten], np.intp)

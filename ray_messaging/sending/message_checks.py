@@ -49,7 +49,7 @@ class MessageChecks:
         self._set_allowed(agents if self._agents is None else self._agents | agents)
 
     def refuse(self, agents: AgentSet) -> None:
-        """Accept no more messages of these agents, if only some agents may send."""
+        """Refuse later messages from these agents. If all agents may send, this has no effect."""
         if self._agents is not None:
             self._set_allowed(self._agents - agents)
 

@@ -95,7 +95,7 @@ class Reaches:
     """How many agents of each mailbox hear each sender, for one version of an audience and one subtopic.
 
     The numbers are computed once for each mailbox's record. `hearers` is the number of all hearers of each sender.
-    `places_of` returns the places of senders.
+    `places_of` returns the indices at which senders have their numbers.
     """
 
     def __init__(
@@ -109,7 +109,7 @@ class Reaches:
         self._found: dict[str, Reach] = {}
 
     def of(self, record: MailboxRecord) -> Reach:
-        """Return how many agents of a mailbox hear each sender."""
+        """Return how many agents of a mailbox hear each sender of the broadcasts."""
         found = self._found.get(record.mailbox)
         if found is None or found.record is not record:
             agents = record.agents(self._topic)
@@ -130,7 +130,10 @@ LARGE_LINE = BATCH_BYTES // BATCH_ROWS
 
 
 def caused_by_one(cause: str | None, rows: int) -> Extension | None:
-    """Return the extension of rows that were sent while the message `cause` was handled; None if there is no cause."""
+    """Return the columns that name `cause` as the message that was being handled when all rows were sent.
+
+    Return None if there is no cause.
+    """
     return None if cause is None else Extension(caused_by=MessageIdColumn.of([cause]).take(np.zeros(rows, np.intp)))
 
 
@@ -206,11 +209,15 @@ class PendingBatch(msgspec.Struct, eq=False):
         return self._joined + len(self.cells) // ROW_CELLS
 
     def lines(self, cell: int) -> list[bytes]:
-        """Return the payloads of the single messages from the item `cell` of `cells` on."""
+        """Return the payloads of single messages, which are collected in the list `cells`, from the item `cell` on."""
         return self.cells[cell + _LINE_CELL :: ROW_CELLS]
 
     def takes(self, large: int, step: int | None, kind: Questions | Replies | None) -> bool:
-        """Return whether rows of a step and kind (None: plain) may be added, with `large` bytes of large payloads."""
+        """Return whether this batch may get further messages of a step (None: no step) and of a kind.
+
+        Args: `large` is the total size of the large payloads of these messages. `kind` is None for messages that are
+        neither questions nor answers.
+        """
         same = self.step == step and (kind is None if self.conversation is None else self.conversation.kind == kind)
         return same and (self.large == 0 or self.large + large <= BATCH_BYTES)
 
@@ -239,7 +246,7 @@ class PendingBatch(msgspec.Struct, eq=False):
         self.nbytes += len(line) + 1
 
     def join(self, batch: Batch) -> None:
-        """Append all messages of a batch. Its extension may have only `caused_by`."""
+        """Append all messages of a batch without questions, answers, broadcasts or messages of a step."""
         if self.cells:
             self._end_cells()
         if self.singles:
@@ -250,7 +257,7 @@ class PendingBatch(msgspec.Struct, eq=False):
         self.nbytes += 0 if batch.lines is None else batch.lines.nbytes
 
     def _end_cells(self) -> None:
-        """Turn the single messages in `cells` into a batch in `parts`."""
+        """Turn the single messages, which are collected in the list `cells`, into a batch in the list `parts`."""
         from_ids, to_ids, topics, lines, times, futures = map(self.cells.__getitem__, _COLUMNS)
         rows, table, topic = len(lines), (topics[0],), None
         if topics.count(topics[0]) < rows:
@@ -297,10 +304,11 @@ class PendingBatch(msgspec.Struct, eq=False):
 
 
 class TransactionBatch(PendingBatch, eq=False):
-    """The messages of a transaction, which are written as a whole or not at all, and the transaction's conclusion.
+    """The messages of a transaction, which are written as a whole or not at all.
 
-    Without a conclusion the transaction writes nothing, and only asks which transactions the server has committed.
-    `future` gets the receipts. `number` is the transaction's number, or None until a call with the number is made.
+    `conclusion` has the changes that the transaction makes to its own mailbox. Without a conclusion the transaction
+    writes nothing, and only asks which transactions the server has committed. `future` gets the receipts. `number` is
+    the transaction's number, or None until a call with the number is made.
     """
 
     future: "asyncio.Future[Receipts]" = msgspec.field(default_factory=_new_future)
@@ -345,7 +353,7 @@ class TransactionBatch(PendingBatch, eq=False):
 
 
 def _once(lines: Sequence[bytes]) -> PayloadColumn:
-    """Build a column that has each payload object once, even if several rows share it."""
+    """Build a column that has each payload only once, even if several rows share the same bytes object."""
     places: dict[int, int] = {}
     index = [places.setdefault(id(line), len(places)) for line in lines]
     found = dict(zip(map(id, lines), lines, strict=True))

@@ -93,13 +93,13 @@ class SendLoop:
         self.wake()
 
     def made_progress(self) -> None:
-        """Record that the loop still works, although it is waiting."""
+        """Record the time, so that health checks see that the loop works, although it is waiting."""
         self.turned_at = time.monotonic()
 
     async def stop(self, error: MessagingError) -> None:
-        """Stop at once.
+        """Stop at once. Messages without a receipt get the error.
 
-        Messages without a receipt get the error, and frames that may still reach the server are fenced.
+        If frames may still reach the server, the server is made to refuse them.
         """
         await self.deferred.close()
         await end(self._task)
@@ -159,7 +159,10 @@ class SendLoop:
 
     @property
     def _follow_at(self) -> float | None:
-        """Return the loop time from which the open batch may be sent while calls are under way; None: never."""
+        """Return the event loop's time at which the open batch may be sent, although calls are still under way.
+
+        None means that the open batch has to wait for these calls.
+        """
         far_s, rows = self._frames.far_s, self._source.open_rows
         if not far_s or not rows:
             return None
@@ -216,7 +219,10 @@ class SendLoop:
         return InFlightBatch(pending, batch, self._source, self._wave)
 
     async def _begin_first(self, pending: PendingBatch) -> None:
-        """Claim the first epoch, which is part of the messages' ids, and then begin to send a batch."""
+        """Claim the first epoch, which is part of the messages' ids, and then begin to send a batch.
+
+        The epoch is the number of this sender among all senders that have had its name.
+        """
         error: MessagingError | None = None
         self._first = pending
         try:
@@ -294,7 +300,10 @@ class SendLoop:
             raise self._frames.fenced
 
     async def judge_transaction(self, in_flight: InFlightBatch) -> int:
-        """Get all verdicts on a transaction's batch, also the verdicts of slow rules; return the verdict epoch."""
+        """Get all verdicts on a transaction's batch, also those of slow rules.
+
+        Return the verdict epoch, a number by which the server refuses outdated verdicts.
+        """
         if not in_flight.errors:
             verdict = await self._ask(in_flight)
             in_flight.apply(verdict)

@@ -36,7 +36,10 @@ class AgentPlaces(Sequence[AgentId]):
     @overload
     def __getitem__(self, place: slice) -> list[AgentId]: ...
     def __getitem__(self, place: int | slice) -> AgentId | list[AgentId]:
-        """Return the agent at this place, or a list of the agents at a slice of places."""
+        """Return the agent at this place, or a list of the agents at a slice of places.
+
+        An agent's place is its index in the group's order of agents.
+        """
         if isinstance(place, slice):
             return [self[each] for each in range(*place.indices(len(self)))]
         if place < 0:
@@ -50,7 +53,7 @@ class AgentPlaces(Sequence[AgentId]):
         return AgentPlaces, (AgentSet(self.ints, self.strings),)
 
     def place(self, agent: AgentId) -> int:
-        """Return the place of one agent, or -1 if the agent is not in the group."""
+        """Return the index of an agent among the agents, or -1 if the agent is not in the group."""
         if self._even and type(agent) is int:
             if not self._low <= agent <= self._high:
                 return -1
@@ -70,7 +73,7 @@ class AgentPlaces(Sequence[AgentId]):
         return np.concatenate([self.ints.astype(np.uint64), np.array(named, np.uint64)])
 
     def find(self, column: IdColumn) -> NDArray[np.int64]:
-        """Return the place of each id, int64 (n,), or -1 for an id that is not one of these agents."""
+        """Return the index of each id among the agents, int64 (n,), or -1 for an id that is not one of these agents."""
         found = int_places(self.ints, column)
         if column.kinds is not None:
             names = np.array([self._place_of.get(name, -1) for name in (*column.strings, "")], np.int64)

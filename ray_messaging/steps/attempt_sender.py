@@ -258,7 +258,7 @@ class AttemptSender:
         """Do nothing: sends in steps take no capacity, so there is none to free."""
 
     def batch_done(self, batch: InFlightBatch) -> None:
-        """Keep a batch whose rows all have fates, for the account of the step."""
+        """Keep a batch whose rows all have fates, so that the messages of the step can be counted."""
         self._ended.append(batch)
         if self._engine.observer is not None:
             tell_fates(self._engine.observer, batch.outcome)

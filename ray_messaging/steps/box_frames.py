@@ -40,7 +40,8 @@ FIRST_OUTSIDE = 2**31  # ordinals from this number on belong to messages that we
 class ReadBoxes(NamedTuple):
     """The messages and broadcasts (`folded`) that a group reads in a step.
 
-    `outside` has only the ones that came from senders outside of the steps, in the order of their arrival.
+    `outside` has only the messages and broadcasts that senders outside of the steps have sent, in the order of their
+    arrival.
     """
 
     batches: list[Batch]
@@ -61,10 +62,11 @@ class OpenBox(NamedTuple):
 
 
 class BoxBatches(NamedTuple):
-    """The decoded frames of a box: messages, broadcasts (`folded`), and amendments, which block or change messages.
+    """The decoded frames of a box, which has the messages that one mailbox reads in one step.
 
-    `outside` has the batches that senders outside of the steps sent, as they were before any amendment. Each comes with
-    the number of rows from outside that the box had before it.
+    `messages` has direct messages, and `folded` has broadcasts. `amendments` are frames of the steps' supervisor, which
+    block or change messages. `outside` has the batches that senders outside of the steps sent, without any changes by
+    amendments. Each of these batches comes with the number of rows from outside that the box had before it.
     """
 
     messages: list[Batch]
@@ -74,7 +76,7 @@ class BoxBatches(NamedTuple):
 
 
 class GroupBoxes:
-    """The boxes that one group reads in its steps.
+    """The boxes that one group reads in its steps. A box has the messages that one mailbox reads in one step.
 
     After an agent has moved, earlier messages to it are still in the box of the group that had the agent before.
     """
@@ -146,7 +148,7 @@ class GroupBoxes:
     async def _of_origin(self, mailbox: str, since: int, step: int) -> list[BoxFrame]:
         """Return the committed frames in the box of the group `mailbox`, which agents have left.
 
-        Only frames of steps before step `since` are returned, because later messages go to the agents' new group.
+        Frames that were sent in step `since` or later are left out, because these go to the agents' new group.
         """
         name = box_name(mailbox, step)
         covers = [cover for cover in await self._store.covers(name) if cover.sent < since]
@@ -167,7 +169,10 @@ def _addressed(batch: Batch, box: OpenBox) -> Batch:
 
 
 def batches_of(frames: Iterable[BoxFrame], step: int) -> BoxBatches:
-    """Decode the committed frames of a step's box, and apply the amendments to all messages but broadcasts.
+    """Decode the committed frames of a step's box, and sort them into messages, broadcasts and amendments.
+
+    Amendments are frames of the steps' supervisor that block or change messages. They are applied to all messages, but
+    not to broadcasts.
 
     Raises: FrameError for a frame that cannot be decoded.
     """
@@ -182,7 +187,7 @@ def batches_of(frames: Iterable[BoxFrame], step: int) -> BoxBatches:
 
 
 def amends(frame: BoxFrame, batch: Batch) -> bool:
-    """Return True if a frame is an amendment, and False if its rows are messages."""
+    """Return whether a frame blocks or changes messages of other frames. If not, its rows are messages themselves."""
     return frame.tag.group == SUPERVISOR and batch.sender in {BLOCKED, CHANGED}
 
 
@@ -210,7 +215,12 @@ def batch_of(frame: BoxFrame, step: int) -> Batch:
 
 
 def outside_ordinals(first: int, places: NDArray[np.uint32]) -> NDArray[np.uint32]:
-    """Return the ordinals of rows at `places` in a frame from outside. `first` is the number of its first row."""
+    """Return the ordinals of rows in a frame that a sender outside of the steps has sent.
+
+    Ordinals order the messages of one sender in a step.
+
+    Args: `places` are the positions of the rows in the frame, and `first` is the number of the frame's first row.
+    """
     return places + np.uint32(FIRST_OUTSIDE + first)
 
 
@@ -223,7 +233,7 @@ def _asked_outside(batch: Batch, extension: Extension) -> AskedOutside:
 
 
 class _Hits(NamedTuple):
-    """The rows of one batch that amendments block or change.
+    """The rows of one batch that amendments, frames of the steps' supervisor, block or change.
 
     For each row, `batches` is the index of the amendment, and `places` is the row in that amendment. `blocked` says
     whether the row is blocked. A row that is not blocked gets the amendment's payload and labels.
@@ -235,12 +245,15 @@ class _Hits(NamedTuple):
     places: NDArray[np.intp]
 
     def take(self, some: NDArray[np.bool_] | NDArray[np.intp]) -> "_Hits":
-        """Return some of the hits, given by a mask or by indices."""
+        """Return some of the hits, which are rows that the supervisor's frames block or change.
+
+        The argument is a mask of the hits, or their indices.
+        """
         return _Hits(self.rows[some], self.blocked[some], self.batches[some], self.places[some])
 
 
 def amended(batches: Sequence[Batch], amendments: Sequence[Batch]) -> list[Batch]:
-    """Return batches of a box with amendments applied.
+    """Return batches of a box with the changes that amendments, frames of the steps' supervisor, make to messages.
 
     All rows of a batch were sent in the same step, and so were all rows of an amendment.
     """
@@ -255,7 +268,10 @@ def amended(batches: Sequence[Batch], amendments: Sequence[Batch]) -> list[Batch
 
 
 def amendments_of(folded: Sequence[Batch], amendments: Sequence[Batch]) -> list[list[Batch]]:
-    """Return, for each folded batch of a box, the amendments that change pairs of the batch's broadcasts."""
+    """Return, for each batch of broadcasts, the frames of the box that change how these broadcasts reach some hearers.
+
+    Such a frame, an amendment, blocks or changes the messages for some pairs of sender and hearer.
+    """
     found: list[list[Batch]] = [[] for _ in folded]
     for step in dict.fromkeys(each.step for each in amendments):
         changes = [each for each in amendments if each.step == step]
@@ -281,20 +297,22 @@ def amendments_of(folded: Sequence[Batch], amendments: Sequence[Batch]) -> list[
 def amended_broadcasts(folded: Batch, edges: Edges, amendments: Sequence[Batch]) -> Batch | None:
     """Return a batch of broadcasts after amendments have blocked or changed some pairs of sender and hearer.
 
-    If amendments change the pairs of one broadcast in different ways, the result has one row for each way. If no pair
-    is left, the result is None.
+    An amendment is a frame that blocks or changes messages of other frames. If amendments change the pairs of one
+    broadcast in different ways, the result has one row for each way. If no pair is left, the result is None.
 
-    Args: `edges` are those pairs of the audience, in the version that the broadcasts name, whose hearers the group
-    has. `amendments` are the amendments that `amendments_of` returns for the batch.
+    Args: `edges` are the pairs of sender and hearer in which the group has the hearer, in the version of the audience
+    that the broadcasts name. `amendments` are those that `amendments_of` returns for the batch.
     """
     return _amended_pairs(folded, edges, amendments, without_changed=False)
 
 
 def unamended_broadcasts(folded: Batch, edges: Edges, amendments: Sequence[Batch]) -> Batch | None:
-    """Return the pairs of a folded batch that no amendment blocks or changes; None if there are none.
+    """Return the broadcasts to those hearers for whom no amendment blocks or changes them; None if there are none.
 
-    Args: `edges` are those pairs of the audience, in the version that the broadcasts name, whose hearers the group
-    has. `amendments` are the amendments that `amendments_of` returns for the batch.
+    An amendment is a frame that blocks or changes messages of other frames.
+
+    Args: `edges` are the pairs of sender and hearer in which the group has the hearer, in the version of the audience
+    that the broadcasts name. `amendments` are those that `amendments_of` returns for the batch.
     """
     return _amended_pairs(folded, edges, amendments, without_changed=True)
 
@@ -325,7 +343,7 @@ def _amended_pairs(folded: Batch, edges: Edges, amendments: Sequence[Batch], *, 
 
 
 def _kinds(pairs: Batch, changed: NDArray[np.intp]) -> NDArray[np.intp]:
-    """Return a number for each row: 0 if the row is not changed. Changed rows of equal content have equal numbers."""
+    """Return a number for each row: 0 if the row is not changed. Rows that have become equal have equal numbers."""
     assert pairs.lines is not None
     lines = {row: pairs.lines.row(row) for row in changed.tolist()}
     return row_kinds(lines, pairs.labels, pairs.rows)
@@ -355,7 +373,10 @@ def _groups(numbers: NDArray[np.intp]) -> list[NDArray[np.intp]]:
 
 
 def _hits(targets: Sequence[Batch], amendments: Sequence[Batch]) -> list[_Hits]:
-    """Return, for each batch in `targets`, the rows that amendments block or change."""
+    """Return, for each batch in `targets`, the rows that amendments block or change.
+
+    Amendments are frames of the steps' supervisor.
+    """
     keys = message_keys([*amendments, *targets])
     ends = np.cumsum([batch.rows for batch in (*amendments, *targets)])
     amending = int(ends[len(amendments) - 1])
@@ -381,7 +402,10 @@ def _apply(batch: Batch, hits: _Hits, amendments: Sequence[Batch]) -> Batch:
 
 
 def _changed(batch: Batch, changed: _Hits, amendments: Sequence[Batch]) -> Batch:
-    """Return a batch in which some rows have the payloads and labels of amendments."""
+    """Return a batch in which some rows have new payloads and labels.
+
+    Amendments, frames of the supervisor, give them.
+    """
     lines: dict[int, bytes] = {}
     labels = {name: [marked] for name, marked in batch.labels.items()}
     for some in _groups(changed.batches):
@@ -398,10 +422,10 @@ def _changed(batch: Batch, changed: _Hits, amendments: Sequence[Batch]) -> Batch
 
 
 def message_keys(batches: Sequence[Batch]) -> NDArray[np.int64]:
-    """Return a number for each row, so that copies of one message have the same number. All batches are of one step.
+    """Return a number for each row, so that copies of the same message have the same number.
 
-    Rows with equal from_id and ordinal are copies. If some rows are broadcasts, the to_id must be equal too: it is None
-    in a broadcast, and the hearer once the broadcast is spread.
+    All batches are of one step. Rows with equal from_id and ordinal are copies. If some rows are broadcasts, the to_id
+    must be equal too: it is None in a broadcast, and it is the hearer in a message that was made from the broadcast.
     """
     keys = _sent_keys(batches)
     if any(batch.extension is not None and batch.extension.audience is not None for batch in batches):
@@ -411,7 +435,10 @@ def message_keys(batches: Sequence[Batch]) -> NDArray[np.int64]:
 
 
 def _sent_keys(batches: Sequence[Batch]) -> NDArray[np.int64]:
-    """Return a number for each row, such that rows with equal from_id and ordinal have the same number."""
+    """Return a number for each row, such that rows with equal from_id and ordinal have the same number.
+
+    The ordinal of a row is the number of the message among its sender's messages in a step.
+    """
     _, senders = np.unique(id_ranks([batch.from_ids for batch in batches]), return_inverse=True)
     ordinals = joined_arrays([batch.ordinal for batch in batches if batch.ordinal is not None])
     keys: NDArray[np.int64] = (senders.astype(np.int64) << 32) | ordinals.astype(np.int64)

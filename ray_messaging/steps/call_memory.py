@@ -70,7 +70,7 @@ class CallMemory:
 
     @property
     def may_know(self) -> bool:
-        """Return whether there may be results of earlier attempts at the step, or of the run that was forked."""
+        """Return whether `recall` may find results: of earlier attempts at the step, or of the run that was forked."""
         return self._again or self.parent is not None
 
     async def recall(self, key: str) -> tuple[str, KeptCall] | None:
@@ -90,7 +90,10 @@ class CallMemory:
         return self.known(key)
 
     def known(self, key: str) -> tuple[str, KeptCall] | None:
-        """Return the result of `recall` if the results are loaded, without waiting; otherwise return None."""
+        """Return what `recall` would return, if the results are loaded already; otherwise return None.
+
+        This never waits for the server.
+        """
         if (answer := self._answers.get(key)) is None:
             return None
         source, result = answer
@@ -158,7 +161,7 @@ class CallMemory:
         self._loop.call_soon_threadsafe(self._begin)
 
     def _begin(self) -> None:
-        """Begin to write the results. If a call to the server is under way, write them after it."""
+        """Begin to write the results of calls to the server. If a write is under way, write them after it."""
         self._more = True
         if self._pause is not None:
             self._pause.cancel()

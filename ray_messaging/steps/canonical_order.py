@@ -23,10 +23,12 @@ _LONG_RUN = 16  # From this average length of ascending runs on, the stable sort
 
 
 def canonical_order(to_ids: Sequence[IdColumn], steps: Keys, from_ids: Sequence[IdColumn], ordinals: Keys) -> Order:
-    """Return the canonical order of rows as indices.
+    """Return the order in which agents read messages of steps, as indices of the rows.
+
+    It is called canonical, because it is the same in every run, on any number of groups.
 
     Args: `to_ids` and `from_ids` are columns that together have an id for each row. `steps` has the step in which each
-    row was sent, and `ordinals` the row's ordinal.
+    row was sent, and `ordinals` the number of the row among its sender's messages in that step.
     """
     return _sorted_rows([id_ranks(to_ids), steps, id_ranks(from_ids), ordinals])[0]
 
@@ -70,9 +72,9 @@ def _sorted_rows(keys: Sequence[NDArray[Any]], wanted: Sequence[int] = ()) -> tu
 
 
 def _sorted_by(parts: Sequence[_Part], rows: int, order: Order | None) -> Keys:
-    """Pack keys and a row's place into one number per row, and return the sorted numbers.
+    """Pack keys and a row's position into one number per row, and return the sorted numbers.
 
-    The place is the row's place in `order`, or its index if `order` is None.
+    The position is that in `order`, or the row's index if `order` is None.
     """
     # Sorting such numbers takes down to a sixth of the time of an argsort. The numbers are computed in blocks that stay
     # in the processor's cache, because new large arrays need new memory pages, which take as long as the arithmetic.
@@ -139,7 +141,7 @@ def _kinds(column: IdColumn) -> NDArray[np.uint8]:
 
 
 def _packed(keys: Sequence[NDArray[Any]]) -> list[list[_Part]]:
-    """Return keys packed into as few non-negative numbers per row as possible, with room for the row's place.
+    """Return keys packed into as few non-negative numbers per row as possible, with room for the row's index.
 
     The first key is the most significant one. Of the returned numbers, the last is the most significant one.
     """
@@ -162,7 +164,10 @@ def _packed(keys: Sequence[NDArray[Any]]) -> list[list[_Part]]:
 
 
 def joined_in_order(batches: Sequence[Batch]) -> tuple[Batch, Order]:
-    """Return the rows of some batches as one batch in canonical order, and each row's index in the joined batches."""
+    """Return the rows of some batches as one batch in canonical order, and each row's index in the joined batches.
+
+    Canonical order does not depend on the order of arrival, or on how agents are spread over groups.
+    """
     rows = [batch.rows for batch in batches]
     extensions = [batch.extension or Extension() for batch in batches]
     to_ids = joined_ids([batch.to_ids for batch in batches])
@@ -202,7 +207,10 @@ def joined_in_order(batches: Sequence[Batch]) -> tuple[Batch, Order]:
 
 
 def _with_conversation(extensions: Sequence[Extension], rows: Sequence[int], order: Order) -> Extension:
-    """Return the joined extensions of batches, some of which have questions or answers."""
+    """Return the columns of several batches as one, in the given order. Some batches have questions or answers.
+
+    For rows of the other batches, the columns say that the message is neither a question nor an answer.
+    """
     parts = [
         Extension(
             ordinal=each.ordinal,

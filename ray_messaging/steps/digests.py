@@ -50,12 +50,15 @@ class HeardBy(NamedTuple):
 
     @classmethod
     def of(cls, broadcasts: Batch, edges: Edges) -> "HeardBy":
-        """Return the name of the audience of some broadcasts, with the hash of its pairs."""
+        """Return the name of the audience of some broadcasts, and the hash of its pairs.
+
+        Args: `edges` are these pairs of sender and hearer.
+        """
         return cls(audience_of(broadcasts).name, edges.digest)
 
 
 class DigestRow(NamedTuple):
-    """The fields of one row that are part of the digest."""
+    """The fields of one message that are part of a step's digest, by which runs are compared."""
 
     step: int
     step_read: int
@@ -73,7 +76,10 @@ class DigestRow(NamedTuple):
 
 
 def row_bytes(row: DigestRow) -> bytes:
-    """Return a row's canonical bytes."""
+    """Return the bytes of a message from which its digest is computed.
+
+    The order of the fields is at the top of this file.
+    """
     return b"".join(
         (
             _number(row.step),
@@ -159,7 +165,7 @@ def sum_of_batch(
     blocks: Mapping[int, tuple[str, str]],
     audiences: Mapping[AudiencePairs, bytes],
 ) -> int:
-    """Return the sum of the digests of a batch's rows. It is faster if rows differ only in ids, ordinal and payload.
+    """Return the sum of the digests of a batch's rows. This is faster if rows differ only in ids, ordinal and payload.
 
     The arguments are those of `digest_rows`.
     """
@@ -181,7 +187,7 @@ def digest_rows(
     blocks: Mapping[int, tuple[str, str]],
     audiences: Mapping[AudiencePairs, bytes] = NO_AUDIENCES,
 ) -> list[DigestRow]:
-    """Return the rows of a batch in the form of which digests are computed.
+    """Return the rows of a batch as the messages of which a step's digest is computed.
 
     Args: `codes` has the fate of each row, and `blocks` the rule and reason of each blocked row. `audiences` has the
     hash of each audience, which a broadcast's row contains instead of a hearer.
@@ -219,7 +225,10 @@ def digest_rows(
 
 
 class HashedLater(NamedTuple):
-    """The rows of a batch with their fates (`codes`), and for blocked rows the rule and the reason (`blocks`)."""
+    """The rows of a batch, kept so that their digests can be computed later.
+
+    `codes` has the rows' fates, and `blocks` has the rule and the reason for each blocked row.
+    """
 
     batch: Batch
     codes: bytes
@@ -241,9 +250,11 @@ class LaterDigests:
         self._nbytes = 0
 
     def keep(self, step: int, rows: list[HashedLater], known: int) -> None:
-        """Keep the rows of a step. They replace rows that an earlier attempt at the step has left.
+        """Keep the rows of a step, so that their digests can be computed later.
 
-        Args: `known` is the sum of the digests that are computed already.
+        Rows of an earlier attempt are replaced.
+
+        Args: `known` is the sum of those digests of the step's messages that are computed already.
         """
         if step < self._first:
             return
@@ -270,13 +281,14 @@ def _size(rows: Iterable[HashedLater]) -> int:
 
 
 def numbered_outside(rows: Sequence[DigestRow], pairs: Pairs) -> Iterator[tuple[DigestRow, int]]:
-    """Yield messages from outside, in the order of their arrival, with their ordinals and how often each counts.
+    """Yield messages from senders outside of the steps, each with its ordinal, and with the number of times it counts.
 
-    A broadcast may be its sender's second message for one hearer, and the third message for another hearer. So the
-    broadcast is yielded once for each of these ordinals, and counts once for each hearer that has the ordinal. All
-    messages for one agent arrive in one box, so the rows do not depend on how agents are spread over groups.
+    Ordinal n means the sender's n-th message to the hearer. A broadcast may be the second message for one hearer, and
+    the third message for another hearer. So the broadcast is yielded once for each of these ordinals, and counts once
+    for each hearer that has the ordinal. All messages for one agent arrive in one box, so the rows do not depend on how
+    agents are spread over groups.
 
-    Args: `pairs` has the hearers of each row.
+    Args: `rows` are in the order of their arrival, and `pairs` has the hearers of each row.
     """
     if not rows:
         return
@@ -298,7 +310,7 @@ def step_digest(sums: Iterable[int]) -> bytes:
 
 
 def history_digest(before: bytes, step: int, rows: int, digest: bytes) -> bytes:
-    """Return the history digest up to a step.
+    """Return the history digest up to a step: a hash that depends on all messages of this and all earlier steps.
 
     Args: `before` is the history digest up to the previous step, or b"" if there is none.
     """

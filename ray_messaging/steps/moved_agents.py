@@ -59,7 +59,7 @@ class Arrival(NamedTuple):
 def arrivals_at(
     step: int, record: MailboxRecord, records: Mapping[str, MailboxRecord], dates: HostDates
 ) -> dict[str, AgentSet]:
-    """Return the agents that come to a mailbox at a step, grouped by the group that had them in the step before."""
+    """Return the agents that come to a mailbox at a step, by the group that had them in the step before."""
     found: dict[str, AgentSet] = {}
 
     def note(agents: AgentSet, origin: str, version: int) -> None:

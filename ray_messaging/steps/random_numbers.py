@@ -53,7 +53,12 @@ class StepGenerators:
         return Generator(PCG64DXSM(_Seed(seeds[place - low])))  # type: ignore[arg-type]  # any ISeedSequence
 
     def _block_of(self, place: int) -> tuple[int, list[NDArray[np.uint64]]]:
-        """Return the index of the first agent of a block, and the block's seeds. The block has the agent at `place`."""
+        """Return the index of the first agent of a block, and the block's seeds.
+
+        The block has the agent at index `place`.
+
+        Seeds are computed for a block of agents at once, because this is faster.
+        """
         low = place - place % _BLOCK
         keys = np.frombuffer(_hash_of(self._seed, self._step, 16), np.uint64)
         ids = self.agents.hashes[low : low + _BLOCK]
@@ -72,7 +77,7 @@ class _Seed(ISeedSequence):
         self.words = words
 
     def generate_state(self, n_words: int, dtype: Any = np.uint64) -> NDArray[Any]:  # noqa: ANN401, ARG002 - numpy's
-        """Return the four numbers. A PCG64DXSM never asks for more or fewer."""
+        """Return the seed as four numbers. numpy's PCG64DXSM, which calls this, never asks for more or fewer."""
         return self.words
 
 

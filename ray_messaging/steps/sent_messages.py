@@ -77,7 +77,10 @@ class SentMessages:
             self.batch.extension.deliver = delivers
 
     def copies(self, messages: Iterable[int]) -> Iterator[Copies]:
-        """Yield all copies of some messages, frame by frame."""
+        """Yield the copies of some messages in all boxes, frame by frame.
+
+        A message has a copy in each box that gets the message.
+        """
         wanted = np.isin(self._message, np.fromiter(messages, np.intp))
         for source in np.unique(self._source[wanted]).tolist():
             at = np.flatnonzero(wanted & (self._source == source))

@@ -90,9 +90,10 @@ class StepAccount:
         self._heard = 0, 0
 
     def hear(self, read: Sequence[FoldedBatch | Batch]) -> None:
-        """Begin the account of a step with the messages from outside that the group reads, in order of their arrival.
+        """Begin to count a step's messages, with those from outside of the steps that the group reads.
 
-        Without digests, messages from outside do not count.
+        Args: `read` has the messages from outside in the order of their arrival. If no digests are computed, they do
+        not count.
         """
         rows = outside_rows(read) if self._digest else []
         self._heard = sum(weight for _, weight in rows), sum(sum_of([row], [weight]) for row, weight in rows)
@@ -145,7 +146,7 @@ class StepAccount:
 
 
 def _name_unheard(unheard: Counter[str], batch: Batch, rows: NDArray[np.intp]) -> None:
-    """Count undeliverable messages by address, for a few addresses."""
+    """Count undeliverable messages by address, in `unheard`. Only a few addresses get a count."""
     for row, to_id in zip(rows.tolist(), batch.to_ids.take(rows).tolist(), strict=True):
         address = f"channel {batch.topic_of(row)[1:]!r}" if to_id is None else f"agent {to_id!r}"
         if address in unheard or len(unheard) < _NAMED:
@@ -153,9 +154,10 @@ def _name_unheard(unheard: Counter[str], batch: Batch, rows: NDArray[np.intp]) -
 
 
 def outside_rows(read: Sequence[FoldedBatch | Batch]) -> list[tuple[DigestRow, int]]:
-    """Return messages from outside to agents as rows for the digest, and how often each row counts.
+    """Return messages that senders outside of the steps sent to agents, in the form of which digests are computed.
 
-    Messages that a rule rewrote are left out, as they are in the event log.
+    With each message comes how often it counts. Messages that a rule rewrote are left out, as they are in the event
+    log.
     """
     rows: list[DigestRow] = []
     places, hearers = [], []
@@ -218,7 +220,10 @@ def messages_of(counts: dict[str, StepCounts]) -> int:
 
 
 def digest_of(counts: dict[str, StepCounts]) -> bytes:
-    """Return the digest of a step; raise ConfigError if its groups have computed no digests."""
+    """Return the digest of a step, which is a hash of all its messages.
+
+    Raises: ConfigError if the groups have computed no digests.
+    """
     if not all(each.digest for each in counts.values()):
         raise ConfigError("these steps keep no digests: start the experiment with steps=Steps(digest=True)")
     return step_digest(int.from_bytes(each.digest, "little") for each in counts.values())
@@ -265,7 +270,7 @@ def _part(batch: Batch, blocks: Mapping[int, tuple[str, str]]) -> tuple[bytes, b
 class BlockedSends(Sequence[BlockedSend]):
     """Messages that some agents sent in a step and that rules blocked, ordered by sender, then in order of sending.
 
-    `places` has the place of each message's sender in the group.
+    `places` has, for each message, the index of its sender among the group's agents.
 
     Args: `parts` are results of `encode_blocked`. Messages in them that other agents sent are left out.
     """

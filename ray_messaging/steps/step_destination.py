@@ -28,9 +28,9 @@ if TYPE_CHECKING:
 
 
 class AttemptBoxes:
-    """The calls with which one attempt writes frames to boxes.
+    """The calls with which one attempt, which is one driver's work at a group's steps, writes frames to boxes.
 
-    After a failure, the attempt at the step must be given up.
+    A box has the messages that one mailbox reads in one step. After a failure, the attempt must be given up.
 
     Args: `attempt` is the number of the attempt; `step` is its first step.
     """
@@ -59,7 +59,9 @@ class AttemptBoxes:
         return SendRequest(self.group, self.attempt, 0, verdict_epoch, writes)
 
     async def send(self, writes: Sequence[FrameWrite], verdict_epoch: int) -> SendReply:
-        """Write frames to boxes. The server refuses a frame if its box is shut, or if its verdicts are no longer valid.
+        """Write frames to boxes.
+
+        The server refuses a frame if its box takes no more frames, or its verdicts are outdated.
 
         Raises: StepAborted if another attempt has taken over the step, or if a delayed call may still write a refused
         frame; StepTooLarge for a full box; ConfigError if there are no verdicts.
@@ -116,7 +118,7 @@ def in_box(write: FrameWrite) -> bool:
 
 
 class StepDestination(Destination):
-    """The boxes of steps as the destination to which one attempt sends.
+    """The boxes of steps as the destination to which one driver of a group sends. Each box is for one mailbox and step.
 
     A message goes to the group that has the recipient in the step after the open step, because most messages are read
     in that step.
@@ -143,11 +145,14 @@ class StepDestination(Destination):
 
     @property
     def routes(self) -> Routes:
-        """Return the routes for the open step."""
+        """Return the mailboxes to which messages of the open step go."""
         return self._routes
 
     def begin(self, step: int) -> None:
-        """Route messages of this open step from now on, by the directory of mailboxes that was loaded last."""
+        """Send messages to the boxes of this open step's readers from now on.
+
+        The readers are found by the directory of mailboxes that was loaded last.
+        """
         self.boxes.begin(step)
         self._routes = self._engine.directory.read_in(step + 1)
 
@@ -179,15 +184,15 @@ class StepDestination(Destination):
     def stored(self, frame: OutboundFrame) -> None:
         """Set the fates of the rows of a frame that was written, or that will be written with the step's commit.
 
-        Messages on plain channels are published only when all groups have closed the step. It is not known yet whether
-        they will have subscribers, so they count as undeliverable.
+        Messages on plain channels, which belong to no agent, are published only when all groups have closed the step.
+        Nobody knows yet whether these messages will have subscribers, so they count as undeliverable.
         """
         self.written(frame, [0] * len(frame.publish))
 
     # -- broadcasts -----------------------------------------------------------------------------------------------
 
     async def prepared(self, batches: Sequence[Batch], senders: AgentPlaces, step: int) -> list[PendingBatch]:
-        """Return batches in a form that can be sent. Batches of broadcasts have the number of hearers of each sender.
+        """Return batches in a form that can be sent. With broadcasts comes the number of agents that hear each sender.
 
         Raises: UnknownName if an audience does not exist; FrameError if its pairs are damaged.
         """

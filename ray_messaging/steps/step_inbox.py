@@ -29,14 +29,14 @@ from ray_messaging.steps.canonical_order import joined_in_order
 
 
 class FoldedBatch(NamedTuple):
-    """A batch with a row for each broadcast, and the audience's pairs whose hearers are the group's agents."""
+    """Broadcasts, one in each row, and the pairs of sender and hearer in which the hearer is an agent of this group."""
 
     batch: Batch
     edges: Edges
 
 
 def _removed(folded: Sequence[FoldedBatch]) -> Pairs | None:
-    """Return the pairs of sender and hearer that were removed, or None if none was removed."""
+    """Return the pairs of broadcast and hearer that were taken out, such as by a rule, or None if there are none."""
     rows: list[NDArray[np.intp]] = []
     hearers, low = [], 0
     for batch, edges in folded:
@@ -74,14 +74,14 @@ class StepInbox:
 
     @cached_property
     def _batch(self) -> Batch | None:
-        """Return all messages, in canonical order, or None if there are none."""
+        """Return all messages as one batch in canonical order, or None if there are none."""
         broadcasts = [unfold(*each) for each in self._folded]  # one message for each pair of sender and hearer
         filled = [batch for batch in (*self._batches, *broadcasts) if batch.rows]
         return joined_in_order(filled)[0] if filled else None
 
     @cached_property
     def messages(self) -> Messages:
-        """Return all messages, in canonical order."""
+        """Return all messages that the agents read in the step, in canonical order, which is the same in every run."""
         return self._slice(0, 0 if self._batch is None else self._batch.rows)
 
     def heard(self, name: str) -> Heard:
@@ -162,7 +162,13 @@ class StepInbox:
         return zip(self._agents, self.inboxes(), strict=True)
 
     def inboxes(self, places: "NDArray[np.intp] | slice" = EVERYBODY) -> Iterator[Messages]:
-        """Return the messages of each agent at `places`, in canonical order, also for agents without messages."""
+        """Return the messages of each agent at `places`, also of agents without messages.
+
+        By default these are all agents.
+
+        Args: `places` are indices among the agents. The messages are in canonical order, which is the same in every
+        run.
+        """
         lows, counts = (each[places] for each in self._spans)
         rows = _DecodedRows(self._exp_id, self._batch)
         full = np.flatnonzero(counts)

@@ -322,11 +322,12 @@ class StepLoop:
         return found
 
     def _expect(self, box: BoxReader, step: int, news: str) -> None:
-        """Begin to wait for news, after the position `news`, that `step` is open. `box` is the box of this step.
+        """Begin to wait for the news that `step` is open. `box` reads this step's messages.
 
-        A group does not ask for a step from `until` on. It waits until news say that the step was opened for it. If
-        `news` is "", such news may have come already, to an earlier driver. Then this does not wait, and the server is
-        asked.
+        Args: `news` is the position in the stream of news after which to look.
+
+        For a step from `until` on, the group waits until news say that the step was opened for it. If `news` is "", an
+        earlier driver may have got such news already. Then this does not wait, and the server is asked later.
         """
         if step < self.until:
             box.expect(news, STEP_NEWS_TIMEOUT_S)
@@ -346,7 +347,7 @@ class StepLoop:
         return record
 
     def _host(self, directory: Directory, step: int) -> None:
-        """Set `places` to the agents that the group has in a step. Agents may come or leave between two steps."""
+        """Set `places` to the agents that the group has in a step, which may have changed since the step before."""
         record = self._record_of(directory).at(step, directory.dates)
         if record is not self._record:
             self._record, self.places = record, AgentPlaces(record.agents())
@@ -385,7 +386,7 @@ class StepLoop:
         )
 
     async def _arrivals(self, step: int, record: MailboxRecord, directory: Directory) -> tuple[Arrival, ...]:
-        """Return the agents that come to the group at a step, and the states of the groups that had them before."""
+        """Return the agents that come to the group at a step, and the states of their former groups."""
         found = []
         for group, agents in sorted(arrivals_at(step, record, directory.records, directory.dates).items()):
             left = directory.records.get(group)

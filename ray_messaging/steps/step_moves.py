@@ -109,7 +109,8 @@ def _merged(name: str, parts: list[NewPositions]) -> NewPositions:
 class MovedAudiences:
     """The new positions that all groups set in one step. Each group reads them once all groups have closed the step.
 
-    Each audience gets one new version for the whole step. The first process that needs the version makes it.
+    Each audience with new positions gets one new version for the whole step. The first process that needs the version
+    makes it.
     """
 
     def __init__(self, store: "RedisSteps", audiences: AudienceCache) -> None:

@@ -53,16 +53,16 @@ class Route(NamedTuple):
 
     @property
     def lane(self) -> "Route":
-        """Return the lane: the part of a route that all messages of a batch must have in common.
+        """Return the facts that all messages of one batch must have in common, as a route.
 
-        For broadcasts, the lane is the whole route. An answer to a question that was asked in a step may be in a batch
-        with other messages, because each row has a field for the id of the question that it answers.
+        For broadcasts, these are all facts of the route. An answer to a question that was asked in a step may be in a
+        batch with other messages, because each row has a field for the id of the question that it answers.
         """
         return self if self.audience is not None else self._replace(topic="", asks=False, replies=bool(self.asker))
 
 
 class RowRoutes(NamedTuple):
-    """The routes of one batch's messages. All of them have the same lane (see `Route.lane`).
+    """The topics and kinds of the messages of one batch. The facts in `lane` are the same for all messages.
 
     `topic` has, for each message, an index into `topics`, or is None if there is only one topic. `asks` says which
     messages are questions, or is None if no message is.
@@ -75,12 +75,15 @@ class RowRoutes(NamedTuple):
 
     @classmethod
     def same(cls, route: Route, rows: int) -> "RowRoutes":
-        """Return the routes of messages that all have the same route."""
+        """Return the `RowRoutes` of a batch in which all messages have the same topic, step and kind."""
         return cls(route.lane, (route.topic,), None, np.ones(rows, np.bool_) if route.asks else None)
 
     @classmethod
     def of(cls, routes: Sequence[Route], numbers: Numbers) -> "RowRoutes":
-        """Return the routes of messages that have one lane. `numbers` has, for each message, its index in `routes`."""
+        """Return the topics and kinds of messages that may be in one batch.
+
+        Args: `numbers` has, for each message, its index in `routes`.
+        """
         used, places = np.unique(numbers, return_inverse=True)
         found = [routes[number] for number in used.tolist()]
         if len(found) == 1:
@@ -92,7 +95,7 @@ class RowRoutes(NamedTuple):
         return cls(found[0].lane, tuple(table), topic, asks if asks.any() else None)
 
     def part(self, low: int, high: int) -> "RowRoutes":
-        """Return the routes of the messages from `low` to `high`."""
+        """Return the routes (topic, step and kind) of the messages from `low` to before `high`."""
         topics, topic = self.topics, None if self.topic is None else self.topic[low:high]
         # A frame contains all topics of its batch, so topics that none of the messages has are left out.
         if topic is not None and len(topics) > len(topic):
@@ -118,7 +121,7 @@ class Replied(NamedTuple):
         return cls(MessageIdColumn.of([question for question, _ in replies]), outside)
 
     def take(self, rows: NDArray[np.intp]) -> "Replied":
-        """Return the questions that the messages in some rows answer."""
+        """Return the questions that these rows answer. The rows are answers."""
         named = {at: self.outside[row] for at, row in enumerate(rows.tolist()) if row in self.outside}
         return Replied(self.ids.take(rows), named if self.outside else {})
 
@@ -326,7 +329,9 @@ class StepSends:
         *,
         asks: bool = False,
     ) -> tuple[list[IdColumn], list[NDArray[np.uint32]]]:
-        """Send n messages given as columns; return their senders and ordinals.
+        """Send n messages given as columns.
+
+        Return their senders, and their numbers among each sender's messages in the step.
 
         Raises: the same errors as `send`; InvalidColumns if the columns do not fit together. After an error, nothing is
         sent.
@@ -388,7 +393,7 @@ class StepSends:
         self.place = -1
 
     def _begin_apart(self, from_id: AgentId | None, route: Route) -> int:
-        """Prepare a single message with its own route; return the sender's place.
+        """Prepare to send one message that does not belong to a column; return the sender's index among the agents.
 
         Raises: the same errors as `send`, except the errors about the payload.
         """
@@ -406,7 +411,10 @@ class StepSends:
             self._close_rows()
 
     def _take_route(self, route: Route) -> None:
-        """Give the next message a route. Later messages have it too, until a send sets another one."""
+        """Set the route (topic, step of delivery and kind) of the next message, and of those that follow it.
+
+        The route holds until a later send sets another one.
+        """
         number = len(self.to_ids)  # the number of the next message that is not in a batch yet
         self._routed.extend((number, self._routes.setdefault(route, len(self._routes))))
         self.subtopic = _NOBODY
@@ -437,7 +445,11 @@ class StepSends:
         return int(self._sent[place]) + counts[place]
 
     def _ordinals(self, places: NDArray[np.int64]) -> NDArray[np.uint32]:
-        """Return the ordinal of each row, and count the row as sent by its agent."""
+        """Return the ordinal of each row, and count the row as sent by its agent.
+
+        The n-th message of an agent in a step has ordinal n, counted from 0. `places` has the index of each row's
+        agent.
+        """
         ordinals, rows = self._sent[places], np.arange(len(places))
         self._sent[places] = rows
         # If an agent has several rows, a later row has overwritten the entry of an earlier row.
@@ -535,8 +547,9 @@ class StepSends:
 def rows_in_order(senders: Numbers, numbers: Numbers, routes: Sequence[Route]) -> Iterator[NDArray[np.intp]]:
     """Divide rows with different routes into batches; yield the rows of each batch.
 
-    The rows of a batch have the same lane (see `Route.lane`). The rows of a sender keep their order over the batches.
-    So rules judge a sender's messages in the order of sending, whatever other agents are in the sender's group.
+    The route of a message is its topic, its step of delivery and its kind. Some of these facts must be the same in a
+    whole batch (see `Route.lane`). The rows of a sender keep their order over the batches. So rules judge a sender's
+    messages in the order of sending, whatever other agents are in the sender's group.
 
     Args: `senders` (n,) has the sender of each row; `numbers` (n,) has the index of the row's route in `routes`.
     """
@@ -582,7 +595,10 @@ class StepQuestionIds(Sequence[str]):
 
 
 def routes_of(replies: Batch, outside: AskedOutside, deliver: int) -> tuple[list[Route], Numbers]:
-    """Return the routes of answers that are read in step `deliver`, and the index of each answer's route, (n,)."""
+    """Return the routes of answers that are read in step `deliver`, and, for each answer, the index of its route.
+
+    A route is what messages have in common: topic, step and kind.
+    """
     topics = np.zeros(replies.rows, np.int64) if replies.topic is None else replies.topic.astype(np.int64)
     if not outside:
         used, numbers = np.unique(topics, return_inverse=True)

@@ -130,7 +130,7 @@ class StepSupervisor:
             number, found = number + 1, closed.following
 
     async def _opened(self, number: int, attempt: int, found: Opened | Waiting | Done | None) -> bool:
-        """Wait until all groups have closed a step; return False if the supervisor no longer takes part.
+        """Wait until all groups have closed a step. Return False if the supervisor no longer takes part in the steps.
 
         Args: `found` is the server's last answer about the step, if there is one.
         """
@@ -181,7 +181,7 @@ class StepSupervisor:
         self._directory.update(*await self._transport.load_directory(self._directory.version))
 
     async def _current_routes(self) -> Routes:
-        """Return the routes of messages that are sent in the open step, by the current directory of mailboxes."""
+        """Load the directory of mailboxes; return to which mailboxes messages go that are sent in the open step."""
         await self._reload()
         return self._directory.read_in(self._boxes.step + 1)
 

@@ -31,9 +31,10 @@ _ROWS = 8_192  # the most rows of a frame
 
 
 class StepChanges:
-    """The frames that change one step, and the changes of the step's counts.
+    """The changes that rules on a whole step make to the step: frames for its boxes, and changes of its counts.
 
-    Args: `boxes` names the step and the attempt; `audiences` has, for each audience version with broadcasts, its hash.
+    Args: `boxes` names the step and the attempt; `audiences` has, for each version of an audience that got broadcasts,
+    the hash of its pairs.
     """
 
     def __init__(
@@ -146,14 +147,17 @@ class StepChanges:
 
 
 def _labels(copies: Copies, verdict: BatchVerdict) -> Mapping[str, set[int]]:
-    """Return, for each label that the rules have given, the numbers of the copies that have got it."""
+    """Return, for each label that the rules have given, which of the copies get it, as indices."""
     messages = copies.messages.tolist()
     found = {name: {at for at, row in enumerate(messages) if row in rows} for name, rows in verdict.labels.items()}
     return {name: rows for name, rows in found.items() if rows}
 
 
 def _taken(copies: Copies, sender: str, verdict: BatchVerdict) -> tuple[Batch, dict[int, str]]:
-    """Return the copies as a batch of the supervisor with new payloads and labels, and the rule of each changed row."""
+    """Return the changed copies of messages as a batch that the supervisor sends, and the rule that rewrote each row.
+
+    The batch has the new payloads and labels.
+    """
     taken = copies.source.batch.take(copies.rows)
     taken.sender, taken.numbers, taken.noted = sender, None, None
     found = {at: verdict.rewritten[row] for at, row in enumerate(copies.messages.tolist()) if row in verdict.rewritten}
@@ -166,9 +170,9 @@ def _taken(copies: Copies, sender: str, verdict: BatchVerdict) -> tuple[Batch, d
 
 
 def _before(rows: Mapping[int, int], copies: Copies) -> tuple[Before, ...]:
-    """Return the payloads that copies had before they were rewritten.
+    """Return the payloads that copies of messages had before they were rewritten.
 
-    Args: `rows` maps a row of the note's batch to the index of a copy.
+    Args: `rows` maps rows of the batch that the note is about to indices of copies.
     """
     lines = copies.source.batch.lines
     assert lines is not None

@@ -100,7 +100,7 @@ class RedisMoves:
         self._dead_bytes = dead_bytes
 
     async def entries(self, mailbox: str, first: str, last: str) -> list[tuple[str, bytes]]:
-        """Return the entries from entry `first` to entry `last`, but at most 64 of them, each as (entry id, frame)."""
+        """Return the entries of a mailbox from `first` to `last`, but at most 64 of them, each as (entry id, frame)."""
         stream = self._keys.stream(f"{mailbox}:{self._born[mailbox]}")
         found = await self._link.command("XRANGE", stream, first, last, "COUNT", _ENTRIES)
         return [(entry.decode(), fields[1] if len(fields) > 1 else b"") for entry, fields in found]
@@ -127,7 +127,9 @@ class RedisMoves:
         return Attempted(_outcome(outcome, name, 0 if unread is None else unread.epoch), since)
 
     async def give_up(self, mailbox: str, epoch: int, number: int) -> bool:
-        """Make the server refuse an attempt and all earlier ones; return whether the attempt has already succeeded.
+        """Make the server refuse an attempt at a move, and all earlier ones.
+
+        Return whether the attempt has succeeded already.
 
         Raises: Fenced if the mailbox has a newer reader.
         """

@@ -63,7 +63,7 @@ class BoxReader:
         self._waited = False  # whether the group has waited for news before it opened the box's step
 
     def following(self, box: str) -> "BoxReader":
-        """Return the reader of the next step's box, which is likely to be as large as this box.
+        """Return the reader of the next step's box, which is likely to be as large as this one.
 
         If this box had more frames than one reply, the next box is read ahead while the group waits. If this box was
         empty, or if nothing was read from it and the group did not wait, the next box is read only when it is needed.
@@ -73,7 +73,10 @@ class BoxReader:
         return BoxReader(self._store, box, with_news=self._with_news, filled=filled, large=large)
 
     def hand_over(self, written: Sequence[BoxFrame]) -> None:
-        """Use frames that this process has written to the box. If the box has no other valid frames, it is not read."""
+        """Use frames that this process has written to the box.
+
+        If only these frames are valid in it, the box is not read.
+        """
         self._written = written
 
     def expect(self, news: str, block_s: float) -> None:
@@ -104,7 +107,8 @@ class BoxReader:
     async def ask(self, opening: Callable[[], Awaitable[Answer]]) -> Answer | News:
         """Make a call that opens the box's step, and read the box's beginning in the same round trip.
 
-        If news that the step is open for this group come before the answer, return these news.
+        Return the call's answer. If news that the step is open for this group come before the answer, return these
+        news.
         """
         told = self._told
 
@@ -132,9 +136,9 @@ class BoxReader:
                 await end(task)
 
     async def wait(self, news: str, block_s: float) -> News:
-        """Wait for news of the steps after the stream id `news`, as the store's `wait` does.
+        """Wait for news about the steps that come after the stream id `news`; wait `block_s` seconds at most.
 
-        The beginning of the box is read before the news or with them.
+        Return the latest news. The beginning of the box is read before the news or with them.
         """
         self._waited = True
         awaited, self._awaited = self._awaited, None
@@ -165,9 +169,7 @@ class BoxReader:
             more = len(found)
 
     async def covers(self, news: News) -> list[Cover]:
-        """Return the covers of the box.
-
-        They list the attempts at earlier steps that were committed, and so are to be read.
+        """Return the covers of the box. They list the attempts at earlier steps whose frames in the box are committed.
 
         Args: `news` say that the box's step is open, so that no covers will be added. A beginning of the box that was
         read before these news may lack covers, so only a beginning that came with these news is used.

@@ -117,7 +117,7 @@ def _pairs(kind: str, reply: Any) -> list[tuple[bytes, bytes]]:  # noqa: ANN401 
 def _is_kept(name: str, step: int) -> bool:
     """Return whether a checkpoint after a step contains a key.
 
-    Left out are boxes that groups have read already, and keys that belong to one start only.
+    It lacks boxes that groups have read already, and keys that belong to one call of `Messaging.start`.
     """
     if name.startswith(_BOX):
         return int(name.rpartition("@")[2]) > step
@@ -156,7 +156,10 @@ def _fields(value: bytes) -> dict[bytes, bytes]:
 
 
 def _of_run(copied: CopiedKey, step: int) -> CopiedKey:
-    """Return a key without the fields that belong to one start. In the key `steps`, the last step becomes `step`."""
+    """Return a key without the fields that belong to one call of `Messaging.start`.
+
+    In the key `steps`, the last step becomes `step`.
+    """
     key, kind, content = copied
     if kind != "hash" or key.startswith(_BUS):
         return copied

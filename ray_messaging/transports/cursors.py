@@ -67,7 +67,7 @@ def order(entry: str) -> tuple[int, int]:
 
 
 def place(cursor: Cursor) -> tuple[int, int, float]:
-    """Return a tuple by which cursors can be sorted in the order of the mailbox."""
+    """Return a tuple by which cursors can be sorted: a cursor further on in the mailbox has a greater tuple."""
     return *order(cursor.entry), cursor.row or inf
 
 

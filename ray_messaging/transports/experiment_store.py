@@ -1,4 +1,7 @@
-"""Data of an experiment as a whole: the start that owns it, its interceptor's epoch, and the state of its rules."""
+"""Data of an experiment as a whole: its owner, its interceptor's epoch, and the state of its rules.
+
+The owner is one call of `Messaging.start`.
+"""
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from enum import IntEnum
@@ -252,7 +255,10 @@ class RedisExperimentStore:
         await self._link.script("heartbeat", [self._meta], [self._run, epoch, 0])
 
     async def delegate(self, epoch: int, number: int) -> StateWrite:
-        """Make the verdicts of rule snapshot `number` valid, unless a snapshot with a higher number is valid."""
+        """Make the verdicts valid that senders give by copy `number` of the rules.
+
+        If a later copy is valid already, change nothing.
+        """
         backoff = Backoff(RULE_STATE_RETRY)
         while await self._link.script("advance_delegation", [self._meta], [epoch, number]) == 0:
             if not await self._retake_epoch(epoch):

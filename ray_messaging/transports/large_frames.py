@@ -22,7 +22,10 @@ _DONE, _NO_RIGHT = 0, 2
 
 
 class LargeFrames:
-    """Calls that send only large frames. They are used while the server, and the rights of our user, allow them."""
+    """A faster way to send large frames, for calls that send nothing else.
+
+    It is used while the server, and the rights of our user, allow it.
+    """
 
     def __init__(self, link: RedisLink, keys: Keys) -> None:
         self._link = link
@@ -31,9 +34,10 @@ class LargeFrames:
         self._able = not link.config.cluster
 
     def takes(self, request: SendRequest) -> bool:
-        """Return whether a send can be made by `write`.
+        """Return whether `write` can carry out this send.
 
-        It must have only large frames, each for another mailbox, and no conclusion, and the server must allow it.
+        It can if the server allows it, all frames are large and for different mailboxes, and the send does not also
+        commit what its sender has received.
         """
         writes = request.writes
         if not self._able or not self._link.transacts or request.conclusion is not None:

@@ -82,7 +82,10 @@ class LocalSteps(RedisSteps):
     async def take(
         self, group: str, driver: Driver, lease_s: float, over: str = "", until: int | None = None
     ) -> DrivenGroup:
-        """Become the driver of the group. What an earlier driver has sent in the open step does not count."""
+        """Become the driver of the group, the task that takes the group through its steps.
+
+        Messages that an earlier driver has sent in the open step do not count.
+        """
         self._attempt += 1
         self._written, self._sizes = {}, {}
         return DrivenGroup(self._attempt, self._closed, self._state, None)
@@ -175,7 +178,8 @@ class LocalSteps(RedisSteps):
     async def open_box(self, box: str, count: int) -> BoxStart:
         """Return the frames of a box.
 
-        The covers are left out, because the answer that opened the box's step had them.
+        The list of committed attempts, which `RedisSteps.open_box` also returns, is left out: the answer that opened
+        the box's step had it.
         """
         return BoxStart((), self._boxes.get(box, ()))
 
@@ -184,7 +188,10 @@ class LocalSteps(RedisSteps):
         return [] if after == _ENTRY else [*self._boxes.get(box, ())]
 
     async def closed_step(self, step: int) -> Mapping[str, ClosedStep]:
-        """Return how the group closed a step, if this is one of the last `horizon` steps."""
+        """Return, under the group's name, how the group closed a step. Return an empty dict if this is not known.
+
+        It is known for as many of the last steps as a message may be sent ahead (`horizon`).
+        """
         return {self._group: self._closes[step]} if step in self._closes else {}
 
     async def blocked(self, step: int, groups: Sequence[str]) -> list[bytes]:
@@ -205,5 +212,5 @@ class LocalSteps(RedisSteps):
         return {**self._results.get(step, {})}
 
     async def progress(self) -> Progress:
-        """Return the progress of the run, without that of the group."""
+        """Return the progress of the run, which is its last closed step. The progress of its group is left out."""
         return Progress(self._closed, self._closed, None, {}, {}, "")

@@ -204,8 +204,8 @@ class RedisLog:
     async def note_resumed(self, epoch: int, taken: Mapping[str, tuple[int, int]]) -> None:
         """Record how many messages and bytes of each stream earlier writers have put into the log.
 
-        A writer that died may have written more than it recorded with `note_written`. This is called once, before
-        `note_written`, for all streams.
+        A writer that died may have written more than it recorded with `note_written`. This is called once, before the
+        new writer's first `note_written`, for all streams.
 
         Raises: Fenced if a newer writer has taken over the log.
         """

@@ -123,9 +123,9 @@ class Requeueing:
         return found, np.sort(np.concatenate(nobody))
 
     def _routing_for(self, letter: DeadFrame, listeners: Listeners) -> tuple[Routes, Routes]:
-        """Return the routes to mailboxes that may get a letter's messages, and to mailboxes that already had them.
+        """Return which mailboxes may get each of a letter's messages, and which mailboxes already had them.
 
-        Most letters of one mailbox have the same routes, so the last routes are kept.
+        Most letters of one mailbox have the same result, so the last result is kept.
         """
         counts = tuple(_counts(record, letter, listeners) for record in listeners.records)
         key = (listeners.version, counts)
@@ -159,9 +159,10 @@ _WHY = {
 
 
 def _counts(record: MailboxRecord, letter: DeadFrame, listeners: Listeners) -> int:
-    """Return which fields of a mailbox's record are used for routing a letter: `_NONE`, `_CLAIMS` or `_WHOLE`.
+    """Return which fields of a mailbox's record decide whether the mailbox may get a letter.
 
-    A field by which the mailbox may have had a copy of the letter's messages is not used.
+    A field by which the mailbox may have had a copy of the letter's messages already is not used. The result is
+    `_NONE`, `_CLAIMS` (the agents that the mailbox hosts, without its channels and patterns) or `_WHOLE`.
     """
     if record.mailbox == letter.mailbox:
         return _WHOLE

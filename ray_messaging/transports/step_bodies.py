@@ -42,7 +42,10 @@ async def at_all(calls: Iterable[Awaitable[T]]) -> list[T]:
 
 
 class _StandIn(NamedTuple):
-    """Stand-in for a large frame in its box: the server that has the body, the body's size, and the body's name."""
+    """What a box has in place of a large frame, which another server stores.
+
+    `shard` is the number of this server, and `nbytes` and `name` are the size of the frame and its name there.
+    """
 
     shard: int
     nbytes: int
@@ -58,10 +61,11 @@ class _StandIn(NamedTuple):
 
 
 class StepBodies:
-    """Bodies of large frames. They are on one server, or spread over all servers by a hash of their names.
+    """The bodies of large frames of steps: the frames themselves, in place of which a box has only small stand-ins.
 
-    A frame whose server is the primary stays in its box. So do answers to askers outside of the steps, notes for the
-    event log and publications, because the primary itself reads them.
+    The bodies are on one server, or spread over all servers by a hash of their names. A frame that belongs on the
+    primary stays in its box. So do answers to askers outside of the steps, notes for the event log and publications,
+    because the primary itself reads them.
 
     Args: `links` and `keys` are for all servers, the primary first. `home` is the server for the bodies that this
     process sends (None: they are spread). Frames of at least `least` bytes are large.
@@ -87,9 +91,9 @@ class StepBodies:
     # -- senders --------------------------------------------------------------------------------------------------
 
     async def put(self, request: SendRequest, tag: StepTag) -> Sequence[FrameWrite]:
-        """Write the bodies of a call's large frames.
+        """Write a call's large frames to other servers.
 
-        Return the call's frames, with stand-ins in place of the large ones.
+        Return the call's frames for the primary, with small stand-ins in place of the large ones.
         """
         if all(len(write.frame) < self._least for write in request.writes):
             return request.writes
@@ -107,7 +111,10 @@ class StepBodies:
         return writes
 
     def _step_of(self, write: FrameWrite) -> int | None:
-        """Return the step of a frame's box if the frame gets a stand-in, otherwise None."""
+        """Return the step in which a frame will be read, if its body goes to another server; otherwise None.
+
+        Then only a small stand-in for the frame is written to the box.
+        """
         mailbox, _, step = write.mailbox.rpartition("@")
         if len(write.frame) < self._least or not step.isdecimal():
             return None
@@ -129,7 +136,10 @@ class StepBodies:
     # -- readers --------------------------------------------------------------------------------------------------
 
     async def fetch(self, box: str, frames: list[BoxFrame]) -> list[BoxFrame]:
-        """Return frames of a box with bodies in place of stand-ins; raise BodyLost if a server has lost a body."""
+        """Return frames of a box, with large frames read from the other servers in place of their stand-ins.
+
+        Raises: BodyLost if a server has lost a large frame.
+        """
         # For each server, a dict from the position of a frame to the name of its body.
         shards: dict[int, dict[int, bytes]] = {}
         for place, frame in enumerate(frames):
@@ -172,7 +182,7 @@ class StepBodies:
         await self.links[shard].script("drop_bodies", [self._keys[shard].bodies], [through])
 
     async def sweep(self) -> None:
-        """Delete the bodies of steps whose boxes were deleted, on all servers.
+        """Delete the large frames of old steps from all servers: of steps whose messages the primary has deleted.
 
         A server that does not answer delays this call only briefly.
         """
@@ -193,7 +203,7 @@ class StepBodies:
             )
 
     async def erase(self) -> None:
-        """Delete all bodies of large frames, on all shards but the first."""
+        """Delete all large frames of steps that are stored outside of their boxes, on all shards but the first."""
         await at_all(self._erase(shard) for shard in range(1, len(self.links)))
 
     async def _erase(self, shard: int) -> None:
@@ -202,10 +212,10 @@ class StepBodies:
 
 
 def _name(write: FrameWrite, sender: str, tag: StepTag) -> bytes:
-    """Build the name of a frame's body. Equal frames have equal names, so that a repeated call stores one body.
+    """Build the name under which another server stores a large frame, which is called the body.
 
-    A group that sends a step again may divide its messages into other frames. Other frames have other checksums, and
-    therefore other names.
+    Equal frames have equal names, so that a repeated call stores one body. A group that sends a step again may divide
+    its messages into other frames. Other frames have other checksums, and therefore other names.
     """
     sent = f"{write.mailbox}:{tag.sent}:{tag.attempt}:{write.seq}:{checksum_of(write.frame):x}"
     return f"{sent}:{len(write.frame)}:{tag.group}:{sender}".encode()

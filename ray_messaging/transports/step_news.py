@@ -11,7 +11,7 @@ from ray_messaging.transports.step_values import News
 
 
 class _Round:
-    """The state that all readers of one stream in a process share: the latest news, and whether a read is under way.
+    """What all readers of one stream in a process share: the latest entry, and whether a read is under way.
 
     Each step wakes everybody who waits for it. With one read for all groups of a process, the server has to wake only
     one client in each process.
@@ -28,7 +28,7 @@ _ROUNDS: WeakValueDictionary[tuple[Any, ...], _Round] = WeakValueDictionary()
 
 
 class StepNewsReader:
-    """Reader of one stream of news, for one messager.
+    """Reader of one stream of news about steps, for one messager.
 
     While another messager of the process reads the stream, this reader waits for the result of that read.
 
@@ -49,7 +49,7 @@ class StepNewsReader:
         self._reads.close()
 
     async def wait(self, news: str, block_s: float, behind: Commands = (), replies: list[Any] | None = None) -> News:
-        """Wait up to `block_s` seconds for news of a step after stream id `news`; return the latest news.
+        """Wait up to `block_s` seconds for news about a step that come after stream id `news`; return the latest news.
 
         Args: `behind` are commands that run right after the read, in the same round trip. Their replies are put into
         `replies`, which stays empty if another messager of the process has read the news.

@@ -71,9 +71,11 @@ class Driver(NamedTuple):
 
 
 class DrivenGroup(NamedTuple):
-    """A group that we drive now: our attempt number, its last closed step (-1: none), and its state after that step.
+    """A group whose driver this process is. It has the driver's number, and the group's last closed step and its state.
 
-    `until` is the first step in which the group no longer takes part (None: it always does).
+    The driver takes the group through its steps. `attempt` is its number; a later driver has a higher one. `closed` is
+    -1 if no step is closed, and `state` is the state after step `closed`. `until` is the first step in which the group
+    no longer takes part (None: it always does).
     """
 
     attempt: int
@@ -97,7 +99,8 @@ class Driven(NamedTuple):
 class Cover(NamedTuple):
     """An entry in a box's list of committed rows: how many rows one attempt of a group at a step has sent to the box.
 
-    The field `sent` is the number of the step in which the rows were sent. For frames from OUTSIDE the attempt is 0.
+    The field `sent` is the number of the step in which the rows were sent. For frames whose group is OUTSIDE, because
+    they come from senders outside of the steps, the attempt is 0.
     """
 
     group: str
@@ -146,18 +149,19 @@ class Waiting(NamedTuple):
 
 
 class BoxStart(NamedTuple):
-    """The covers of a box, which list the committed attempts, and the box's first frames."""
+    """The beginning of a box: its first frames, and the covers, which list the committed attempts."""
 
     covers: Sequence[Cover]
     frames: Sequence["BoxFrame"]
 
 
 class News(NamedTuple):
-    """News that end a wait: their position in the stream, the last step open to all groups, and how many boxes it has.
+    """What a read of the stream of news has found. It ends a wait for a step.
 
-    `directory` is the version of the directory of mailboxes. If the wait ended without news, `directory` and `opened`
-    are -1. `blocked` says whether rules have blocked messages of the step before `opened`. `start` is the beginning of
-    the box that the caller named, if it was read right after the news, otherwise None.
+    `place` is the position in the stream. `opened` is the last step that is open to all groups, `boxes` is how many
+    boxes it has, and `directory` the version of the directory of mailboxes. If the wait ended without news, `directory`
+    and `opened` are -1. `blocked` says whether rules have blocked messages of the step before `opened`. `start` is the
+    beginning of the box that the caller named, if it was read right after the news, otherwise None.
     """
 
     place: str
@@ -202,7 +206,7 @@ class CollectedKind(StrEnum):
 
 
 class Collected(NamedTuple):
-    """Data of one kind that a group has stored in one step. `entry` is its id in the stream of such data."""
+    """Data of one kind that a group has stored in one step. `entry` is the id of its stream entry."""
 
     entry: str
     kind: CollectedKind
@@ -242,10 +246,11 @@ class StepTag(NamedTuple):
 
 
 class BoxFrame(NamedTuple):
-    """A frame in a box. For a frame from OUTSIDE, `first` is how many rows from OUTSIDE the box had before it.
+    """A frame in a box, which has the messages that one mailbox reads in one step.
 
-    In the box NOTES, `note` belongs to the frame. In the box PUBLICATIONS, `publish` has channels and data alternately.
-    A frame of steps in memory has its messages as `batch`, and no bytes.
+    For a frame whose group is OUTSIDE, because its sender is outside of the steps, `first` is how many such rows the
+    box had before it. In the box NOTES, `note` belongs to the frame. In the box PUBLICATIONS, `publish` has channels
+    and data alternately. For steps that are kept in this process, a frame has its messages as `batch`, and no bytes.
     """
 
     entry: str
@@ -343,12 +348,15 @@ class Progress(NamedTuple):
 
 
 def box_name(mailbox: str, step: int) -> str:
-    """Return the name of the box of a mailbox (or NOTES, PUBLICATIONS) for a step."""
+    """Return the name of the box that has the messages of a mailbox for a step.
+
+    NOTES and PUBLICATIONS stand for the mailboxes of log notes and of messages on channels that no agent owns.
+    """
     return f"{mailbox}@{step}"
 
 
 def counted(frames: Sequence[BoxFrame], covers: Sequence[Cover]) -> list[BoxFrame] | None:
-    """Return the frames of a box that belong to the committed attempts in its covers.
+    """Return the frames of a box that belong to committed attempts. The `covers` list these attempts.
 
     Return None if rows are missing. Then the box must be read again from its start.
     """

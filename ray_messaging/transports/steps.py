@@ -116,10 +116,11 @@ class RedisSteps:
     # -- groups ---------------------------------------------------------------------------------------------------
 
     async def join(self, group: str, *, again: bool = False) -> int:
-        """Make a group, whose mailbox has its name, take part in the steps; return the first step in which it does.
+        """Make a group take part in the steps; return the first step in which it does.
 
-        A group's first step is one whose previous step no group has opened yet. The SUPERVISOR's first step is the open
-        step, or the next step if no step is open.
+        The mailbox of the group has the group's name. The first step of a group is one whose previous step no group has
+        opened yet. If the name is SUPERVISOR, which stands for the interceptor's part in the steps, the first step is
+        the open one, or the next one if none is open.
 
         Args: With `again`, a group that has left with its driver may join again.
         Raises: AlreadyExists if the group is leaving; ConfigError if the experiment has no steps.
@@ -191,9 +192,10 @@ class RedisSteps:
     async def take(
         self, group: str, driver: Driver, lease_s: float, over: str = "", until: int | None = None
     ) -> DrivenGroup | Driven:
-        """Become the driver of a group.
+        """Become the driver of a group, the task that takes the group through its steps.
 
-        The same start of a driver gets the same attempt number again. A later start gets a higher number.
+        If the driver asks again with the same `start`, it gets the same attempt number again. With a later start it
+        gets a higher number.
 
         Args: `over` is the lease of another driver that has not changed for its whole duration, so that it has ended.
         `until` is the first step in which the group no longer takes part (None: it always does, even if an earlier
@@ -223,7 +225,7 @@ class RedisSteps:
             raise _not_ours(has, group, attempt)
 
     async def let_go(self, group: str, attempt: int) -> None:
-        """Give up a group, so that the next driver need not wait for the end of the lease.
+        """Stop driving a group, so that the next driver need not wait for the end of this driver's lease.
 
         An open step is not committed. This never raises Fenced.
         """
@@ -253,8 +255,9 @@ class RedisSteps:
     async def go_on(self, step: int, until: int, groups: Sequence[str], block_s: float) -> int:
         """Open the step after the last sealed one for groups whose drivers wait until they are told to go on.
 
-        Then wait up to `block_s` seconds until all groups have closed the steps before `until`. Return the last sealed
-        step. A driver may also open the step itself, before this call or after it. Without `groups` no step is opened.
+        A sealed step is one that all groups have closed. After opening the step, wait up to `block_s` seconds until all
+        steps before `until` are sealed. Return the last sealed step. A driver may also open the step itself, before
+        this call or after it. Without `groups` no step is opened.
         """
         deadline = asyncio.get_running_loop().time() + block_s
         found = await self._link.script("open_for_groups", [self._steps], [self._keys.prefix, step, *groups])
@@ -270,12 +273,17 @@ class RedisSteps:
     async def send(self, request: SendRequest, tag: StepTag) -> SendReply:
         """Write frames to boxes, atomically, as a transport's `send` does. Each frame's mailbox is the name of a box.
 
-        There are these differences. A frame's number counts from 1 for each attempt, sender and box. The sender's epoch
-        and the directory's version are not checked. Notes and publications are written to the boxes NOTES and
-        PUBLICATIONS of the step after the tag's step. A frame for a full box is TOO_LARGE at once. A frame is GONE in
-        three cases: its box is not for a later step within the horizon; the group that reads the box does not take part
-        in the box's step; or that group does not take part in the step after the tag's step. If the attempt does not
-        have the step open, the status is STEP_OVER, and nothing is written.
+        There are these differences:
+
+        - A frame's number counts from 1 for each attempt, sender and box.
+        - The sender's epoch and the directory's version are not checked.
+        - Log notes and messages on plain channels are written to the boxes NOTES and PUBLICATIONS of the next step.
+        - A frame for a full box is refused at once, with TOO_LARGE.
+        - A frame is refused with GONE if its box is for a step that is too far ahead, or not later than the open one.
+        - It is also refused with GONE if the group that reads the box does not take part in the box's step or in the
+          next step.
+
+        If the attempt does not have the step open, the status is STEP_OVER, and nothing is written.
         """
         keys, args = await self._sending(request, tag)
         cuts: list[None] = []
@@ -287,7 +295,7 @@ class RedisSteps:
     ) -> tuple[list[str], list[Any]]:
         """Return the keys and the arguments of a script that writes frames.
 
-        If large frames are on other servers, their bodies are written there first, and the script gets stand-ins.
+        If large frames are stored on other servers, they are written there first, and the script gets small stand-ins.
 
         Args: `closing` has the arguments before the frames for a script that also closes the step.
         """
@@ -299,7 +307,7 @@ class RedisSteps:
     async def close(
         self, group: str, attempt: int, step: int, closing: Closing, *, go_on: bool = False
     ) -> Committed | Refused:
-        """Close a step. From now on, all messages that its attempt has sent are valid.
+        """Close a step. From now on, all messages that this attempt at the step has sent are valid.
 
         With `go_on` the next step is opened too.
 
@@ -353,7 +361,7 @@ class RedisSteps:
         return found
 
     async def wait(self, news: str, block_s: float, *, box: str = "", count: int = 0, unasked: bool = False) -> News:
-        """Wait up to `block_s` seconds for news of a step after stream id `news`; return the latest news.
+        """Wait up to `block_s` seconds for news about a step that come after stream id `news`; return the latest news.
 
         Args: `box` is the name of a box whose beginning is read together with the news, as `open_box` does ("": none).
         With `unasked`, wait only for news by which `go_on` opens a step.
@@ -366,14 +374,18 @@ class RedisSteps:
         return found._replace(start=await self._begun(box, replies)) if replies else found
 
     async def tell_ahead(self, news: Sequence[bytes]) -> None:
-        """Send all groups news about agents that run ahead. If the answer is lost, the news may come twice."""
+        """Tell all groups about agents that run ahead. If the server's answer is lost, the reports may come twice.
+
+        An agent runs ahead if it begins a step before all groups have closed the step before it.
+        """
         trim = "MAXLEN", "~", _TOLD
         await self._link.commands(*(("XADD", self._keys.told, *trim, "*", "told", each) for each in news))
 
     async def told_ahead(self, place: str, block_s: float) -> list[tuple[str, bytes]]:
-        """Wait up to `block_s` seconds for news about agents that run ahead; return each of them with its position.
+        """Wait up to `block_s` seconds for agents that begin a step before all groups have closed the step before it.
 
-        Only news after the position `place` are returned.
+        Return each report about such agents with its position in the stream. Only reports after the position `place`
+        are returned.
         """
         [found] = await self._told.read({self._keys.told: place}, _RESULTS, block_s)
         return [(entry.decode(), fields[1]) for entry, fields in found[0][1]] if found else []
@@ -389,7 +401,10 @@ class RedisSteps:
         return await self._whole(box, entries)
 
     async def open_box(self, box: str, count: int) -> BoxStart:
-        """Return the covers that a box has so far (see `close`), and its first `count` frames."""
+        """Return the first `count` frames of a box, and its covers so far.
+
+        Covers list the attempts whose frames in the box count. `close` adds the attempt of the step that it closes.
+        """
         return await self._begun(box, await self._link.commands(*self._start_of(box, count)))
 
     async def _begun(self, box: str, replies: Sequence[Any]) -> BoxStart:
@@ -397,7 +412,7 @@ class RedisSteps:
         return BoxStart(_covers(covers), await self._whole(box, entries))
 
     async def _whole(self, box: str, entries: Sequence[Any]) -> list[BoxFrame]:
-        """Return the frames in stream entries, with bodies from other servers in place of stand-ins."""
+        """Return the frames in stream entries. Large frames that are stored on other servers are read from there."""
         frames = [_box_frame(entry.decode(), fields) for entry, fields in entries]
         return frames if self.bodies is None else await self.bodies.fetch(box, frames)
 
@@ -406,14 +421,17 @@ class RedisSteps:
         return [("HGETALL", self._keys.cover(box)), ("XRANGE", self._keys.box(box), "-", "+", "COUNT", count)]
 
     async def covers(self, box: str) -> list[Cover]:
-        """Return the covers of a box, which list the committed attempts and how many rows each has sent to the box.
+        """Return the covers of a box: which attempts are committed, and how many rows each has sent to the box.
 
         No cover is added after all groups have closed the previous step.
         """
         return _covers(await self._link.command("HGETALL", self._keys.cover(box)))
 
     async def covered_boxes(self, first: int, last: int) -> dict[str, list[Cover]]:
-        """Return the covers so far of each box for the steps from `first` to `last` (see `covers`)."""
+        """Return which attempts are committed so far, for each box of some steps, from `first` to `last`.
+
+        See `covers`, which does this for one box.
+        """
         found = await self._link.script("list_boxes", [self._steps], [self._keys.prefix, first, last])
         return {
             name.decode(): [_cover(*each) for each in zip(covers[::2], covers[1::2], strict=True)]
@@ -429,7 +447,7 @@ class RedisSteps:
     async def closed_step(self, step: int) -> Mapping[str, ClosedStep]:
         """Return, for each group that has closed a step, the number of the committed attempt, and the group's counts.
 
-        The server has them for `horizon` steps.
+        The server has them for as many steps as a message may be sent ahead (`horizon`).
         """
         found = await self._link.command("HGETALL", self._keys.steps(str(step)))
         fields = dict(zip(found[::2], found[1::2], strict=True))
@@ -481,15 +499,17 @@ class RedisSteps:
     # -- control --------------------------------------------------------------------------------------------------
 
     async def hold(self, name: str, through: int) -> None:
-        """Make a hold, which keeps the boxes of steps after `through` on the server, or move the hold `name` forward.
+        """Keep the boxes of steps after `through` on the server, for a reader such as the event log.
 
-        A hold never moves back. If `through` is STANDSTILL, no step begins. Each call wakes all groups that wait for a
-        step.
+        Args: `name` is the reader's. If the reader has such a hold already, it is moved forward; it never moves back.
+        If `through` is STANDSTILL, no step begins.
+
+        Each call wakes all groups that wait for a step.
         """
         await self._hold(name, through)
 
     async def drop_hold(self, name: str) -> None:
-        """End a hold, so that it no longer keeps boxes."""
+        """End a reader's hold, so that boxes are no longer kept on the server for this reader."""
         await self._hold(name, "")
 
     async def _hold(self, name: str, through: int | str) -> None:

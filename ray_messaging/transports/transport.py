@@ -206,7 +206,7 @@ class RedisTransport:
         return int(number) if done else None
 
     async def take_sender_epoch(self, sender: str, *, keep_s: float, held: int | None = None) -> SenderState:
-        """Make a sender's epoch higher, which fences earlier senders under this name.
+        """Make a sender's epoch higher, so that the server refuses calls of earlier senders under this name.
 
         Args: The server keeps the sender's state for `keep_s` seconds (0: for ever).
 
@@ -384,7 +384,9 @@ class RedisTransport:
         return MailboxEnd((last or START.entry.encode()).decode(), int(messages or 0), int(nbytes or 0))
 
     async def commit(self, done: Conclusion) -> None:
-        """Move the durable cursor, and delete the entries before it. A transaction uses `send` instead.
+        """Move the durable cursor, up to which messages are acknowledged, and delete the entries before it.
+
+        A transaction uses `send` instead.
 
         Raises: Fenced if a newer reader has the mailbox, or if the mailbox was removed.
         """
@@ -411,7 +413,10 @@ class RedisTransport:
         return bool(reply)
 
     async def leases(self, mailboxes: Collection[str]) -> dict[str, str]:
-        """Return the leases of some mailboxes, and of others chosen at random, as strs `beat:duration in ms:...`."""
+        """Return the leases of some mailboxes, and of others chosen at random, by mailbox.
+
+        A lease is a str, `beat:duration in ms:...`; the owner changes `beat` when it renews the lease.
+        """
         found = await self.link.script("read_leases", [self.keys.changes], [self.keys.prefix, _OTHERS, *mailboxes])
         return {name.decode(): lease.decode() for name, lease in zip(found[::2], found[1::2], strict=True)}
 

@@ -92,9 +92,10 @@ class LoggedFrame(NamedTuple):
 class FrameWrite(msgspec.Struct):
     """One frame for one mailbox, or publications for channels without a mailbox (then `mailbox` is "").
 
-    `noted` is written to the log stream in the same call, or dropped if no event log is registered. A write for the
-    mailbox LOG has only `noted`. A call has at most one write for "", because only one list of subscriber counts is
-    kept. Steps in memory get the messages as `batch`, and no `frame`.
+    `noted` is written to the log stream in the same call, or dropped if no event log is registered. If `mailbox` is
+    LOG, which stands for the log stream, there is only `noted`. A call has at most one write for "", because only one
+    list of subscriber counts is kept. For steps that are kept in this process, `batch` has the messages, and `frame` is
+    empty.
     """
 
     mailbox: str
@@ -191,9 +192,9 @@ class Listening(NamedTuple):
 
 
 class MailboxEnd(NamedTuple):
-    """The id of a mailbox's last entry (START if it never had one), and what it has after the cursor.
+    """The end of a mailbox: the id of its last entry, or START if it never had one.
 
-    `messages` and `nbytes` count what comes after the cursor.
+    `messages` and `nbytes` are the messages and bytes after the cursor, which are not acknowledged yet.
     """
 
     entry: str

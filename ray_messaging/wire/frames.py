@@ -247,7 +247,7 @@ def _header(batch: Batch, flags: int, lines: Payloads | None, step: int | None, 
 
 
 def _extension_columns(extension: Extension) -> tuple[int, list[memoryview]]:
-    """Return the flags and the columns of an extension."""
+    """Return the columns that only batches of questions, of broadcasts or of a step have, and flags that name them."""
     deliver, replies, causes = extension.deliver, extension.in_reply_to, extension.caused_by
     optional = (
         deliver if isinstance(deliver, np.ndarray) else None,
@@ -523,12 +523,12 @@ def _check_ids(ids: IdColumn) -> None:
 
 
 def _fields_of(table: TypedColumns) -> tuple[ColumnField, ...]:
-    """Return the name and type of each column of a table, as they are stored in a frame."""
+    """Return the name and type of each typed column, as they are stored in a frame."""
     return tuple(ColumnField(name, *kind) for name, kind in table.schema.items())
 
 
 def _buffers_of(table: TypedColumns, at: int) -> Iterator[bytes | memoryview]:
-    """Yield the bytes of a table that begins at position `at` of the frame."""
+    """Yield the bytes of a frame's typed columns, of which the first begins at position `at` of the frame."""
     for column in table.columns.values():
         for buffer in column.buffers:
             padding = -at % _ALIGNMENT
@@ -539,7 +539,10 @@ def _buffers_of(table: TypedColumns, at: int) -> Iterator[bytes | memoryview]:
 
 
 def _read_columns(fields: tuple[ColumnField, ...], reader: _FrameReader) -> TypedColumns:
-    """Read a table at the end of a frame. Its columns are views of the frame. Raises FrameError if it is invalid."""
+    """Read the typed columns at the end of a frame. They are views of the frame's bytes.
+
+    Raises: FrameError if a column is invalid.
+    """
     columns = {field.name: _column(field, reader) for field in fields}
     if len(columns) < len(fields) or not columns:
         raise _invalid("the frame has no typed column, or two with the same name")

@@ -111,10 +111,10 @@ class Slot(msgspec.Struct, array_like=True, frozen=True):
 
 
 class ServiceNote(msgspec.Struct, array_like=True, frozen=True):
-    """A note about the service of a mailbox. `ended` says why the service has ended ("": it has not ended).
+    """A note about the handlers of a mailbox. `ended` says why they have stopped ("": they have not stopped).
 
-    If all handlers of the service wait for answers, so that none can begin another message, `slots` has all handlers.
-    Otherwise `slots` is empty.
+    If all handlers wait for answers to questions of their own, so that none can begin another message, `slots` has all
+    handlers. Otherwise `slots` is empty.
     """
 
     ended: str = ""

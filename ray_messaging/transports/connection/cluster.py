@@ -25,8 +25,8 @@ _UNNAMED = frozenset({"noaddr", "handshake"})  # The addresses of nodes with the
 class _Node(NamedTuple):
     """A node of the cluster, as another node has described it.
 
-    `has_slot` says whether the node has the slot of the experiment's keys, and `epoch` the cluster's epoch of its
-    slots.
+    `has_slot` says whether the node has the slot of the experiment's keys. `epoch` is the node's config epoch: if two
+    nodes claim a slot, the higher one wins.
     """
 
     name: str

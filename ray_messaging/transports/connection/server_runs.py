@@ -30,7 +30,7 @@ class ServerRuns:
     async def greet(self, wire: Wire, read: Mapping[str, str]) -> None:
         """Make the first call on a new connection.
 
-        If the server was restarted, the call makes the next entry ids higher.
+        If the server was restarted, the call makes the next entry ids higher than all ids that were assigned before.
 
         Args: `read` has, for each stream that will be read over the connection, the last entry that was read.
         Raises: ConfigError if, at the first connection, the experiment has another format or number of shards.
@@ -57,8 +57,7 @@ class ServerRuns:
     def heard(self, now_ms: int, asked_at: float) -> None:
         """Record that the server's clock showed `now_ms` in its answer to a request.
 
-        `asked_at` is the time, by the event loop's clock, at which the request was made.
-
-        The value is ignored if it is older than an earlier one, as after the server's clock was set back.
+        `asked_at` is the time, by the event loop's clock, at which the request was made. A time that is lower than an
+        earlier one, as after the server's clock was set back, is ignored.
         """
         self._ahead_ms = max(self._ahead_ms, now_ms - asked_at * 1000)
