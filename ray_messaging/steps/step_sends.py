@@ -31,7 +31,7 @@ from ray_messaging.steps.agent_places import AgentPlaces
 _NOBODY = object()
 _FIXED = int, str, np.generic  # immutable types of ids: the same object is still the same id
 _NO_QUESTION = None, None
-_CELLS = 3  # `_runs` has this many items for each run
+_CELLS = 2  # `_runs` has this many items for each run
 SMALL = 2**30 - 1  # Python compares numbers up to this one with each other in a third of the time
 Numbers = NDArray[np.int64]
 
@@ -159,18 +159,17 @@ class StepSends:
         self._lines: dict[bytes | tuple[bytes], int] = {}
         # The recipient of each message, or None if the message answers a question of the user.
         self.to_ids: list[AgentId | None] = []
-        # A run is successive messages with the same sender and the same payload. Three items for each run: the number
-        # of its first message, the number of its payload, the place of its sender.
+        self.from_places: list[int] = []  # the place of each message's sender
+        # A run is successive messages with the same payload. Two items for each run: the number of its first message,
+        # and the number of its payload.
         self._runs: list[int] = []
-        # The payload, and the place of the sender, of a message that would belong to the last run (-1: none would).
-        self.line = b""
-        self.place = -1
+        self.line = b""  # the payload of a message that would belong to the last run (b"": none would)
         self._routes: dict[Route, int] = {}  # the routes, each with its index
         # Where messages with another route begin: the number of the message, and the index of its route.
         self._routed = array("q")
         # For each answer, the number of its message, and the question.
         self._replies: dict[int, tuple[str, OutsideQuestion | None]] = {}
-        # How many messages each agent has sent in the first items of `_runs`, and the number of these items. With it, a
+        # How many of the first messages each agent has sent, by its place, and the number of these messages. With it, a
         # question's ordinal is found without counting all messages again.
         self._counted: tuple[Counter[int], int] = Counter(), 0
         # The last message's sender, subtopic and step of delivery, as the caller gave them, and the sender's number. If
@@ -215,22 +214,20 @@ class StepSends:
         if type(payload) is dict and type(to_id) is int and INT64_MIN <= to_id <= INT64_MAX:
             try:
                 line = dumps(payload, None, PLAIN)
-                if (line == self.line and place == self.place) or self.begin_run(line, place):
+                if line == self.line or self.begin_run(line):
                     self.to_ids.append(to_id)
+                    self.from_places.append(place)
                     return
             except Exception:  # noqa: BLE001, S110 - for invalid input the full checks below raise
                 pass
         recipient, line = check_id(to_id), encode_payload(payload, self._payload_bytes)
         self._append(line, recipient, place)
 
-    def begin_run(self, line: bytes, place: int) -> bool:
+    def begin_run(self, line: bytes) -> bool:
         """Begin a run of messages whose payload orjson has encoded as `line`; return whether that is done.
 
-        It is not done if the payload needs the checks of `encode_payload`, because of its size or its content, or if
-        the messages that were sent before have to be put into a batch first.
+        It is not done if the payload needs the checks of `encode_payload`, because of its size or its content.
         """
-        if len(self.to_ids) >= BATCH_ROWS:
-            return False
         number = self._lines.get(line)
         if number is None:
             if (
@@ -241,8 +238,8 @@ class StepSends:
             ):
                 return False
             number = self._lines[line] = len(self._lines)
-        self._runs += (len(self.to_ids), number, place)
-        self.line, self.place = line, place
+        self._runs += (len(self.to_ids), number)
+        self.line = line
         return True
 
     def ask(
@@ -388,9 +385,10 @@ class StepSends:
 
     def _append(self, line: bytes, to_id: AgentId | None, place: int) -> None:
         key = line if line.find(NULL) < 0 else (line,)
-        self._runs += (len(self.to_ids), self._lines.setdefault(key, len(self._lines)), place)
+        self._runs += (len(self.to_ids), self._lines.setdefault(key, len(self._lines)))
         self.to_ids.append(to_id)
-        self.place = -1
+        self.from_places.append(place)
+        self.line = b""
 
     def _begin_apart(self, from_id: AgentId | None, route: Route) -> int:
         """Prepare to send one message that does not belong to a column; return the sender's index among the agents.
@@ -437,11 +435,9 @@ class StepSends:
 
     def _next_ordinal(self, place: int) -> int:
         """Return the ordinal of an agent's next message: the number of messages that the agent has sent in the step."""
-        (counts, done), runs = self._counted, self._runs
-        ends = [*runs[done + _CELLS :: _CELLS], len(self.to_ids)]
-        for first, end, sender in zip(runs[done::_CELLS], ends, runs[done + 2 :: _CELLS], strict=False):
-            counts[sender] += end - first
-        self._counted, self.place = (counts, len(runs)), -1
+        counts, done = self._counted
+        counts.update(self.from_places[done:])
+        self._counted = counts, len(self.from_places)
         return int(self._sent[place]) + counts[place]
 
     def _ordinals(self, places: NDArray[np.int64]) -> NDArray[np.uint32]:
@@ -466,18 +462,18 @@ class StepSends:
     def _close_rows(self) -> None:
         """Put the single messages that are not in a batch yet into batches."""
         to_ids, runs, lines, routes, routed = self.to_ids, self._runs, self._lines, self._routes, self._routed
-        self.to_ids, self._runs, self._lines, self.place = [], [], {}, -1
+        senders, self.from_places = self.from_places, []
+        self.to_ids, self._runs, self._lines, self.line = [], [], {}, b""
         self._routes, self._routed, self._from_id, self.subtopic = {}, array("q"), _NOBODY, _NOBODY
         replies, self._replies, self._counted = self._replies, {}, (Counter(), 0)
         if not to_ids:
             return
         count = len(to_ids)
         # `pack` is twice as fast as numpy.
-        firsts, numbers, places = np.frombuffer(pack(f"={len(runs)}q", *runs), np.int64).reshape(-1, _CELLS).T
-        lengths = np.diff(firsts, append=count)
-        places = places.repeat(lengths)
+        firsts, numbers = np.frombuffer(pack(f"={len(runs)}q", *runs), np.int64).reshape(-1, _CELLS).T
+        places = np.frombuffer(pack(f"={count}q", *senders), np.int64)
         ordinals = self._ordinals(places)
-        index = numbers.astype(np.uint32).repeat(lengths) if len(lines) < count else None
+        index = numbers.astype(np.uint32).repeat(np.diff(firsts, append=count)) if len(lines) < count else None
         payloads = PayloadColumn.of([line if isinstance(line, bytes) else line[0] for line in lines], index)
         columns = ColumnChunk(self.agents.column.take(places), IdColumn.of(to_ids), payloads)
         listed = [*routes]

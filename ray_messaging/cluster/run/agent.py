@@ -26,6 +26,7 @@ from ray_messaging.cluster.run.run_plan import Reached, Rows
 from ray_messaging.cluster.run.seated import AskSeat, SeatedModel, TellSeat
 from ray_messaging.cluster.run.step_calls import NO_LIMITS, Flights, RememberedCalls, StepCalls
 from ray_messaging.common.awaitables import RAISED, is_async
+from ray_messaging.default_limits_and_leases import BATCH_ROWS
 from ray_messaging.errors import Closed, ConfigError, InvalidPayload, MessagingError, NoQuestion, StepFailed
 from ray_messaging.message import Message
 from ray_messaging.messages import Messages
@@ -155,12 +156,14 @@ class Agent:
             and type(to) is int
             and to >= 0
             and to < SMALL
+            and len(sends.to_ids) < BATCH_ROWS
             and get_ident() == sends.thread
         ):
             try:
                 line = dumps(payload, None, PLAIN)
-                if (line == sends.line and self._place == sends.place) or sends.begin_run(line, self._place):
+                if line == sends.line or sends.begin_run(line):
                     sends.to_ids.append(to)
+                    sends.from_places.append(self._place)
                     return
             except Exception:  # noqa: BLE001, S110 - for invalid input the full checks below raise
                 pass
