@@ -13,6 +13,7 @@ import pytest
 from redis import Redis
 from support.clock import ServerClock
 from support.contracts import RedisStore
+from support.patience import WAIT_S
 from support.replicated import ReplicatedService
 from support.servers import HOST, MosquittoProcess, RedisProcess, find_binary
 from support.slots import ClusterService
@@ -186,7 +187,8 @@ async def opener(exp_id) -> AsyncIterator:
     open_one.opened, open_one.defaults = opened, {}
     yield open_one
     for messager in reversed(opened):
-        await messager.close()
+        async with asyncio.timeout(WAIT_S):  # a failed test may still hold up its messages
+            await messager.close()
     left = [task.get_name() for task in asyncio.all_tasks() if task.get_name().startswith("ray_messaging")]
     assert not left
 

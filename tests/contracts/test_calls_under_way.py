@@ -10,6 +10,7 @@ from support.calls_under_way import (
     Faults,
     Gate,
     count_as_far,
+    count_as_near,
     hold_later_verdicts,
     kill,
     lose_one_of_three,
@@ -66,7 +67,8 @@ async def test_batches_do_not_wait_for_the_replies_of_earlier_batches(pair):
     assert [message.payload["n"] for message in await fetch_all(receiver, 6)] == [*range(6)]
 
 
-async def test_single_messages_gather_while_a_call_is_under_way(pair):
+async def test_single_messages_gather_while_a_call_is_under_way(pair, monkeypatch):
+    count_as_near(monkeypatch)
     sender, receiver = pair
     gate = Gate(sender)
     gate.open.clear()

@@ -1,6 +1,7 @@
 """Calls of one sender under way: held up, or with random faults."""
 
 import asyncio
+import math
 import random
 
 from ray_messaging.errors import ConnectionFailed, MailboxFull
@@ -13,6 +14,11 @@ def count_as_far(monkeypatch):
     monkeypatch.setattr(frame_sender, "_FAR_S", 0.0)
     monkeypatch.setattr(frame_sender, "_BYTE_S", 0.0)
     monkeypatch.setattr(send_loop, "_WAVE", 3)
+
+
+def count_as_near(monkeypatch):
+    """Have senders count no server as far, however busy this machine is."""
+    monkeypatch.setattr(frame_sender, "_FAR_S", math.inf)
 
 
 class Gate:

@@ -6,12 +6,14 @@ the experiments that tests share takes half a minute, and the others get whole f
 third, in their order; the first one that has none left takes some of another's (`--dist worksteal`).
 """
 
+import faulthandler
 import gc
 import os
 import sys
 from pathlib import Path
 
 import pytest
+from _pytest.faulthandler import fault_handler_stderr_fd_key
 from xdist.scheduler import LoadScopeScheduling
 
 ON_RAY = ("tests/cluster/", "tests/security/test_acl.py", "tests/security/test_secrets.py")
@@ -67,6 +69,14 @@ def pytest_collection():
 def pytest_unconfigure():
     """Let the interpreter free them at its end: duckdb complains of what it does not."""
     gc.unfreeze()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_teardown(item):
+    """End the process if what follows a test hangs: once a test has failed, no plugin watches the time any more."""
+    stderr = item.config.stash[fault_handler_stderr_fd_key]  # not the one that is captured
+    faulthandler.dump_traceback_later(float(item.config.getini("faulthandler_timeout")), exit=True, file=stderr)
+    return (yield)
 
 
 @pytest.hookimpl(wrapper=True)
