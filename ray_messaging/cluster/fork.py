@@ -206,11 +206,12 @@ def start_fork(
 ) -> tuple[StartedExperiment, Fork]:
     """Start a fork; arguments and errors are as for `Messaging.fork`."""
     # These modules import pyarrow, which takes a second.
+    from ray_messaging.eventlog.collected import check_collected  # noqa: PLC0415
     from ray_messaging.eventlog.event_log import EventLog  # noqa: PLC0415
     from ray_messaging.eventlog.folder import Folder  # noqa: PLC0415
     from ray_messaging.eventlog.folder_records import read_run  # noqa: PLC0415
     from ray_messaging.eventlog.forking import (  # noqa: PLC0415
-        check_whole,
+        check_rows,
         checkpoint_before,
         copy_run,
         outside_of,
@@ -232,14 +233,16 @@ def start_fork(
     if record.steps is None:
         raise ConfigError(f"the run in {parent.where} had no steps: only a run with steps=Steps() can be forked")
     _check_rules(record, parent.where, rules)
-    check_whole(parent)
     check_name("exp_id", exp_id)
     there = read_run(Folder(target)) if on_existing == "resume" else None
     if there is None:
         step = checkpoint_before(parent, at_step)
-        copy_run(parent, Folder(target), exp_id, step)
+        check_collected(parent)  # of a fork that goes on, the copies are there
     else:
         step = _checkpoint_of(there, target, record.experiment, at_step)
+    check_rows(parent)
+    if there is None:
+        copy_run(parent, Folder(target), exp_id, step)
     log = EventLog.open(parent.where)
     outside, checkpoints = outside_of(log, slice(step + 1, None)), parent.checkpoints()
     resumed = there is not None

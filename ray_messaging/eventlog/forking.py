@@ -20,7 +20,6 @@ from numpy.typing import NDArray
 from ray_messaging.errors import AlreadyExists, ConfigError, LogError
 from ray_messaging.eventlog.call_rows import calls_file, stored_calls
 from ray_messaging.eventlog.checkpoint_files import read_checkpoint, write_checkpoint
-from ray_messaging.eventlog.collected import check_collected
 from ray_messaging.eventlog.event_log import EventLog, FolderSource
 from ray_messaging.eventlog.folder import AUDIENCES, Folder, StepPosition
 from ray_messaging.eventlog.folder_records import FORMAT, Parent, RunRecord, read_run, unended, write_run
@@ -70,11 +69,10 @@ def record_of(parent: Folder) -> RunRecord:
     return record
 
 
-def check_whole(parent: Folder) -> None:
-    """Raise LogError if a file of a run's log is gone."""
+def check_rows(parent: Folder) -> None:
+    """Raise LogError if a file with rows of a run's log is gone."""
     if absent := FolderSource(parent.where).absent:
         raise LogError(f"{parent.where} cannot be forked: {absent}", path=parent.where)
-    check_collected(parent)
 
 
 def copy_run(parent: Folder, folder: Folder, exp_id: str, step: int) -> None:

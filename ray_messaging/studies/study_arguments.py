@@ -6,14 +6,7 @@ from typing import Any, NamedTuple
 
 from ray_messaging.cluster.run.content_digest import content_digest
 from ray_messaging.cluster.run.ending import ending_of
-from ray_messaging.cluster.run.model_source import (
-    GENERATOR,
-    changed_values,
-    name_of,
-    source_of,
-    values_among,
-    values_used,
-)
+from ray_messaging.cluster.run.model_source import changed_values, functions_among, name_of, source_of, values_used
 from ray_messaging.cluster.run.run_plan import RunOptions, check_run
 from ray_messaging.common.texts import short_repr
 from ray_messaging.errors import ConfigError
@@ -235,14 +228,10 @@ def _told_rules(rules: Sequence[Any]) -> dict[str, str | None]:
     from ray_messaging.cluster.run.beginning import told_rules  # noqa: PLC0415 - a study without rules need not load it
 
     found = {f"the rule {name!r}": digest for name, digest in told_rules(rules).items()}
+    own = [type(rule) for rule in rules if not type(rule).__module__.startswith("ray_messaging.")]
     for rule in rules:
-        kind = type(rule)
-        own = not kind.__module__.startswith("ray_messaging.")
-        parts = {f"{name!r} of the rule {rule.name!r}": each for name, each in vars(rule).items()}
-        found |= values_among(parts, only_functions=not own)
-        if own:
-            found |= {f"the source of {name_of(kind)}": source_of(kind), **values_used(kind)}
-    return found
+        found |= functions_among({f"{name!r} of the rule {rule.name!r}": each for name, each in vars(rule).items()})
+    return found | {f"the source of {name_of(kind)}": source_of(kind) for kind in own}
 
 
 def _told(aggregate: Aggregate) -> str:
@@ -293,13 +282,9 @@ def _check_values(files: StudyFolder, record: Mapping[str, Any], before: Mapping
     known = before.get("values", {})  # version 1.0.0 recorded no values
     for name in record["values"].keys() & known.keys():
         if changed := changed_values(record["values"][name], known[name]):
-            remedy = (
-                ". A generator without a seed has another state in each process: give the generator a seed, or use "
-                "me.rng, which the seed of the run determines. Then"
-            )
             raise ConfigError(
                 f"{changed[0]}, which {name}= uses, differs from that of the study in {files.where!r}, so its runs so "
-                f"far were made with the former one{remedy if changed[0].startswith(GENERATOR) else ':'} {advice}"
+                f"far were made with another value: {advice}"
             )
 
 

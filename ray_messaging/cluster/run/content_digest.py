@@ -2,7 +2,6 @@
 
 import pickle
 import sys
-from collections.abc import Callable
 from contextlib import suppress
 from functools import cached_property, lru_cache
 from hashlib import blake2b
@@ -20,8 +19,6 @@ from typing import Any, Final
 
 import numpy as np
 
-_Told = Callable[[object], object]
-
 _LONGEST_S: Final = 1.0
 _WALL: Final = 5  # a digest is given up once the clock has run for this many times its limit of processor time
 _CHUNK: Final = 1 << 20  # the number of bytes between two checks of the time
@@ -30,7 +27,7 @@ _OBJECTS_PER_S: Final = 5e6  # about the speed of pickle, by which a digest that
 # Objects of these packages have no digest: they are handles, or may be on another device.
 _OTHERS = "ray.", "ray_messaging.", "torch."
 # A digest has only the names of these objects.
-_BY_NAME = type, FunctionType, BuiltinFunctionType, MethodType, ModuleType, type(lru_cache(len))
+_BY_NAME = type, FunctionType, BuiltinFunctionType, MethodType, ModuleType
 _PLAIN = frozenset((type(None), bool, int, float, str, bytes, dict, list, tuple))
 _SETS = frozenset((set, frozenset))
 _HOOKS = frozenset(
@@ -45,26 +42,22 @@ _IN_C = type(None), GetSetDescriptorType, MethodDescriptorType, WrapperDescripto
 _PURE = sys.stdlib_module_names | {"networkx", "numpy", "pandas", "pyarrow", "scipy"}
 
 
-def content_digest(
-    value: object, *, anywhere: bool = True, longest_s: float = _LONGEST_S, told: _Told | None = None
-) -> str | None:
+def content_digest(value: object, *, anywhere: bool = True, longest_s: float = _LONGEST_S) -> str | None:
     """Return a digest of a value, or None if it has no digest, or if computing it would take more than `longest_s`.
 
     With `anywhere`, the digest is the same in all processes. Without `anywhere`, the digest only shows whether an
     object has changed in this process, but it is computed faster, and the object may contain itself. If an object's
     class has Python code that pickles the object or reads its attributes, the object has no digest, because the code
-    may be slow, or change the object. `longest_s` is in seconds of processor time. Of functions and classes in a value,
-    the digest has only the names, and what `told` returns for them.
+    may be slow, or change the object. `longest_s` is in seconds of processor time.
     """
     with suppress(Exception):  # pickling an object may raise any error
-        return _digest(value, _Time(longest_s), anywhere, told).hex()
+        return _digest(value, _Time(longest_s), anywhere).hex()
     return None
 
 
-def _digest(value: object, time: "_Time", anywhere: bool, told: _Told | None = None) -> bytes:  # noqa: FBT001 - as above
+def _digest(value: object, time: "_Time", anywhere: bool) -> bytes:  # noqa: FBT001 - as above
     written = _Written(time)
     pickler = _ContentPickler(written, 5)
-    pickler.told = told
     # `fast` turns off the memo. With the memo, the result depends on whether equal parts are the same object.
     pickler.time, pickler.fast = time, anywhere
     pickler.dump(value)
@@ -127,7 +120,6 @@ class _ContentPickler(pickle.Pickler):
     """A pickler whose result serves only to compute a digest."""
 
     time: _Time
-    told: _Told | None
 
     def persistent_id(self, obj: Any) -> object:  # noqa: ANN401 - any part of a value
         """Return what is pickled in place of an object; None: the object itself is pickled."""
@@ -135,21 +127,14 @@ class _ContentPickler(pickle.Pickler):
         if kind in _PLAIN:
             return None
         if kind in _SETS:  # a set is pickled in an order that does not depend on the process
-            # A function is told in full where it comes first, so functions are taken in the order of their names.
-            members = obj if self.told is None else sorted(obj, key=lambda each: getattr(each, "__qualname__", ""))
-            return kind.__name__, sorted(
-                _digest(member, self.time, anywhere=True, told=self.told) for member in members
-            )
+            return kind.__name__, sorted(_digest(member, self.time, anywhere=True) for member in obj)
         if issubclass(kind, np.ndarray):
             self.time.need(obj.size / _OBJECTS_PER_S if obj.dtype.hasobject else obj.nbytes / _BYTES_PER_S)
             if kind in (np.ndarray, np.memmap) and not obj.dtype.hasobject:
                 turned = obj.flags.f_contiguous and not obj.flags.c_contiguous
                 return obj.dtype.str, obj.shape, turned, _digest_of_array(obj.T if turned else obj, self.time)
-        if self.told is not None and kind is MethodType:
-            return None  # its function and its object are pickled
         if issubclass(kind, _BY_NAME) or f"{kind.__module__}.".startswith(_OTHERS):
-            named = str(getattr(obj, "__module__", "")), str(getattr(obj, "__qualname__", kind.__qualname__))
-            return named if self.told is None or (more := self.told(obj)) is None else (*named, more)
+            return str(getattr(obj, "__module__", "")), str(getattr(obj, "__qualname__", kind.__qualname__))
         if hasattr(kind, "itertuples") and hasattr(kind, "iloc"):  # reading a DataFrame may change its inner layout
             return self._frame(obj)
         if _has_hooks(kind):

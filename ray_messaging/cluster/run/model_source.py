@@ -3,7 +3,7 @@
 import dis
 import inspect
 import os
-import random
+import sysconfig
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import lru_cache, partial
@@ -12,10 +12,8 @@ from types import BuiltinFunctionType, CodeType, FunctionType, MethodType, Modul
 from typing import Any, Final
 
 import msgspec
-import numpy as np
 
 from ray_messaging.cluster.run.content_digest import content_digest
-from ray_messaging.cluster.run.module_files import files_used, is_installed, is_users
 from ray_messaging.cluster.run.run_plan import GroupPlan, RunOptions
 from ray_messaging.cluster.unpicklable import names_in
 
@@ -27,8 +25,7 @@ _PLAIN = bool, int, float, str, type(None)
 # What is not a value that a model uses. The environment has variables that differ between any two shells.
 _NO_VALUES = type, FunctionType, BuiltinFunctionType, ModuleType, type(os.environ)
 _WITH_CACHE: Final = type(lru_cache(len))
-_GENERATORS: Final = random.Random, np.random.Generator, np.random.RandomState, np.random.BitGenerator
-GENERATOR: Final = "the random generator "  # the name of a generator among the values of a model begins with this
+_STANDARD_LIBRARY: Final = sysconfig.get_path("stdlib")
 _encode = msgspec.msgpack.encode
 
 
@@ -100,39 +97,27 @@ def values_used(model: object) -> dict[str, str | None]:
 
     These are the arguments of a partial, the variables of a closure, the defaults of parameters, and the attributes of
     an object. If the model is in the program that calls `run`, they are also the program's lists, dicts and other
-    objects that the model uses. If a value is a function of the user's, or contains one, its text and its own values
-    count. The files of the user's modules from which the functions are, and of the modules that these import, are
-    values, too. A digest is None if the value has no digest.
+    objects that the model uses. If a value is a function of the user's, its text and its own values count. A digest is
+    None if the value has no digest.
     """
-    seen: set[object] = set()
-    return _digests(_values_in(model, seen), seen)
+    return _digests(_values_in(model, set()))
 
 
-def values_among(values: Mapping[str, object], *, only_functions: bool) -> dict[str, str | None]:
-    """Return digests of values, and of the values that functions of the user's among them use, by name.
-
-    Args: with `only_functions`, values that are no functions of the user's are left out.
-    """
-    seen: set[object] = set()
-    some = [(name, value) for name, value in values.items() if not only_functions or _is_users(_without_cache(value))]
-    return _digests((each for name, value in some for each in _value(name, value, seen)), seen)
+def functions_among(values: Mapping[str, object]) -> dict[str, str | None]:
+    """Return digests of those values that are functions of the user's, and of the values that they use, by name."""
+    seen: set[int] = set()
+    functions = [(name, value) for name, value in values.items() if _is_users(_without_cache(value))]
+    return _digests(each for name, value in functions for each in _value(name, value, seen))
 
 
-def _digests(values: Iterable[tuple[str, object]], seen: set[object]) -> dict[str, str | None]:
-    def told(value: object) -> object:
-        """Return the digests of a function or class that is part of another value, unless it was told before."""
-        value = _without_cache(value)
-        if not _is_users(value) or id(value) in seen:
-            return None
-        return _digests(_value("", value, seen), seen)
-
+def _digests(values: Iterable[tuple[str, object]]) -> dict[str, str | None]:
     found: dict[str, list[object]] = {}
     for name, value in values:
-        found.setdefault(f"{GENERATOR if isinstance(value, _GENERATORS) else ''}{name}", []).append(value)
-    return {name: content_digest(each[0] if len(each) == 1 else each, told=told) for name, each in found.items()}
+        found.setdefault(name, []).append(value)
+    return {name: content_digest(each[0] if len(each) == 1 else each) for name, each in found.items()}
 
 
-def _values_in(model: Any, seen: set[object]) -> Iterator[tuple[str, object]]:  # noqa: ANN401 - a function, or an object
+def _values_in(model: Any, seen: set[int]) -> Iterator[tuple[str, object]]:  # noqa: ANN401 - a function, or an object
     if isinstance(model, Mapping):
         for each in model.values():
             yield from _values_in(each, seen)
@@ -150,36 +135,24 @@ def _values_in(model: Any, seen: set[object]) -> Iterator[tuple[str, object]]:  
         model = type(model)
     if id(model) not in seen:
         seen.add(id(model))
-        yield from _modules([getattr(model, "__module__", None) or ""], seen)
-        for base in filter(_is_users, model.__bases__ if inspect.isclass(model) else ()):
-            yield from _value(f"the base {base.__qualname__} of {model.__qualname__}", base, seen)
         for function in filter(inspect.isfunction, vars(model).values() if inspect.isclass(model) else [model]):
             yield from _values_of_function(function, seen)
 
 
-def _modules(names: Iterable[str], seen: set[object]) -> Iterator[tuple[str, object]]:
-    for name, digest in files_used(names).items():
-        if name not in seen:
-            seen.add(name)
-            yield f"the source of the module {name}", digest
-
-
-def _values_of_object(name: str, value: object, seen: set[object]) -> Iterator[tuple[str, object]]:
+def _values_of_object(name: str, value: object, seen: set[int]) -> Iterator[tuple[str, object]]:
     yield name, value
     for attribute, each in getattr(value, "__dict__", {}).items():
         if _is_users(_without_cache(each)):
             yield from _value(f"{attribute!r} of {name}", each, seen)
 
 
-def _values_of_function(function: FunctionType, seen: set[object]) -> Iterator[tuple[str, object]]:
+def _values_of_function(function: FunctionType, seen: set[int]) -> Iterator[tuple[str, object]]:
     name = function.__qualname__
     given = (function.__defaults__, function.__kwdefaults__)
     yield from ((f"a default of {name}", each) for each in given if each)
     for variable, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
         with suppress(ValueError):  # the variable has no value yet
             yield from _value(f"{variable!r} of {name}", cell.cell_contents, seen)
-    if function.__module__ == "__main__":
-        yield from _modules(_imported_by(function), seen)
     for variable, value in _program_values(function):
         if _is_users(value):
             if value.__module__ != "__main__":  # the source's digest has the text of functions in the program
@@ -189,7 +162,7 @@ def _values_of_function(function: FunctionType, seen: set[object]) -> Iterator[t
             yield f"{variable!r} of {name}", value
 
 
-def _value(name: str, value: Any, seen: set[object]) -> Iterator[tuple[str, object]]:  # noqa: ANN401 - of any kind
+def _value(name: str, value: Any, seen: set[int]) -> Iterator[tuple[str, object]]:  # noqa: ANN401 - of any kind
     """Yield a value with its name. If it is a function of the user's, yield its text, and the values that it uses."""
     value = _without_cache(value)
     if not _is_users(value):
@@ -203,34 +176,14 @@ def _value(name: str, value: Any, seen: set[object]) -> Iterator[tuple[str, obje
 
 
 def _is_users(value: object) -> bool:
-    """Return whether a value is a function or a class of the user's.
+    """Return whether a value is a function of the user's, or a class of the program that calls `run`.
 
     Functions of Python and of packages are not: in another version they may have other defaults.
     """
     if inspect.isfunction(value):
-        return not is_installed(value.__code__.co_filename)
-    return inspect.isclass(value) and (value.__module__ == "__main__" or is_users(value.__module__))
-
-
-def _imported_by(function: FunctionType) -> Iterator[str]:
-    """Yield the names of the modules that a function of the program uses, and imports."""
-    names = {*names_in(function.__code__)}
-    waiting = [function.__globals__.get(name) for name in names]
-    while waiting:
-        if isinstance(module := waiting.pop(), ModuleType):
-            yield module.__name__
-            parts = [vars(module).get(name) for name in names]
-            waiting += [
-                part
-                for part in parts
-                if isinstance(part, ModuleType) and part.__name__.startswith(f"{module.__name__}.")
-            ]
-    before = ""
-    for each in _instructions(function.__code__):
-        if each.opname == "IMPORT_NAME":
-            yield (before := str(each.argval))
-        elif each.opname == "IMPORT_FROM":
-            yield f"{before}.{each.argval}"
+        file = value.__code__.co_filename
+        return "-packages" not in file and not file.startswith(_STANDARD_LIBRARY)
+    return inspect.isclass(value) and value.__module__ == "__main__"
 
 
 def _program_values(function: FunctionType) -> Iterator[tuple[str, Any]]:
@@ -243,14 +196,10 @@ def _program_values(function: FunctionType) -> Iterator[tuple[str, Any]]:
 
 
 def _globals_in(code: CodeType) -> Iterator[str]:
-    yield from (str(each.argval) for each in _instructions(code) if each.opname == "LOAD_GLOBAL")
-
-
-def _instructions(code: CodeType) -> Iterator[dis.Instruction]:
-    yield from dis.get_instructions(code)
+    yield from (str(each.argval) for each in dis.get_instructions(code) if each.opname == "LOAD_GLOBAL")
     for constant in code.co_consts:
         if isinstance(constant, CodeType):
-            yield from _instructions(constant)
+            yield from _globals_in(constant)
 
 
 def changed_values(now: Mapping[str, str | None], before: Mapping[str, str | None]) -> list[str]:

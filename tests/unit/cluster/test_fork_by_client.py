@@ -27,7 +27,7 @@ def node(monkeypatch, tmp_path):
     monkeypatch.setattr(fork, "_bring", bring)
     monkeypatch.setattr(fork, "_check_rules", lambda *_: None)
     monkeypatch.setattr(forking, "record_of", lambda _: SimpleNamespace(steps={}, experiment="town"))
-    monkeypatch.setattr(forking, "check_whole", lambda _: None)
+    monkeypatch.setattr(forking, "check_rows", lambda _: None)
     monkeypatch.setattr(forking, "checkpoint_before", lambda *_: 3)
     monkeypatch.setattr(forking, "copy_run", lambda _parent, folder, *_: (tmp_path / "twin").mkdir())
     monkeypatch.setattr(forking, "outside_of", lambda *_: [])
