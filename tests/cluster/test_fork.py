@@ -18,7 +18,7 @@ import ray
 from typer.testing import CliRunner
 from unit.formats import write as of_format_1
 
-from ray_messaging import Calls, EventLog, Messaging, Steps, compare, rules
+from ray_messaging import Calls, EventLog, Messaging, Steps, compare, rules, run
 from ray_messaging.cli import app
 from ray_messaging.cluster.handles.connection import find_actor
 from ray_messaging.errors import AlreadyExists, ConfigError, LogError, NotRepeatable, StepFailed
@@ -364,6 +364,24 @@ def test_whatever_is_killed_while_a_fork_begins_it_is_a_twin(ended, tmp_path):
         assert messaging.steps.now == 15
         found = ran(messaging, STEPS)
     assert is_twin(folder, died, result, found)
+
+
+@pytest.mark.long
+def test_a_fork_goes_on_without_the_series_of_its_parent(by_value, tmp_path):
+    """It was refused, though it has a copy."""
+    folder, into = tmp_path / "parent", tmp_path / "fork"
+    how = {"agents": 4, "collect": lambda me: {"number": me.id}, "progress": False}
+    run(person_alone, until=12, log_dir=folder, checkpoint=4, seed=SEED, **how)
+    with Messaging.fork(folder, "fork", at_step=6, log_dir=into) as messaging:
+        messaging.run(person_alone, until=8, **how)
+    shutil.rmtree(folder / "_series")
+    with Messaging.fork(folder, "fork", at_step=6, log_dir=into, on_existing="resume") as messaging:
+        messaging.run(person_alone, until=10, **how)
+        assert sorted(set(messaging.log.series()["step"].to_pylist())) == [*range(10)]
+
+
+def person_alone(me, inbox):
+    me.send((me.id + 1) % 4, {"heard": len(inbox)})
 
 
 @pytest.mark.long
