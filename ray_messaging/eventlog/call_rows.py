@@ -2,7 +2,7 @@
 
 `result` is a call's result as JSON. JSON does not preserve all results: a tuple becomes a list. For such results,
 `exact` has the result in the form of `encode_exactly`, from which an equal result can be decoded. Files of earlier
-versions of this package have neither tokens nor costs, nor what the store of calls has saved.
+versions of this package lack the columns with tokens and costs.
 """
 
 from collections import defaultdict

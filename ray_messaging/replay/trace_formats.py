@@ -280,7 +280,7 @@ def _check_first(cells: list[Any], *, at_tabs: bool) -> None:
     if first in FIELDS["sender"][1] and second in FIELDS["receiver"][1]:
         raise RowError("the line has the names of columns, but this format has none")
     if not at_tabs and any(cell.endswith((",", ";")) for cell in cells):
-        raise RowError("in this format cells end at white space, and not at commas")
+        raise RowError("a cell ends with a comma or semicolon, but this format separates cells by white space")
 
 
 def _csv_rows(source: TraceFile) -> Iterator[tuple[int, list[str]]]:

@@ -49,7 +49,10 @@ class MessageChecks:
         self._set_allowed(agents if self._agents is None else self._agents | agents)
 
     def refuse(self, agents: AgentSet) -> None:
-        """Refuse later messages from these agents. If all agents may send, this has no effect."""
+        """Remove agents from those that may send, so that later messages from them are refused.
+
+        Before the first call of `allow_only` all agents may send, and this call changes nothing.
+        """
         if self._agents is not None:
             self._set_allowed(self._agents - agents)
 

@@ -120,7 +120,10 @@ def values_among(values: Mapping[str, object], *, only_functions: bool) -> dict[
 
 def _digests(values: Iterable[tuple[str, object]], seen: set[object]) -> dict[str, str | None]:
     def told(value: object) -> object:
-        """Return the digests of a function or class that is part of another value, unless it was told before."""
+        """Return the digests of what a function or class uses, which is a part of another value.
+
+        Return None for functions and classes that are in `seen`, and for all other values.
+        """
         value = _without_cache(value)
         if not _is_users(value) or id(value) in seen:
             return None
