@@ -14,7 +14,7 @@ from ray_messaging.compat.msg import Payload
 from ray_messaging.conversations.answer_mailbox import AnswerMailbox
 from ray_messaging.conversations.answer_stream import Answers
 from ray_messaging.conversations.handling import Asker, HandlerFailure, Waits, circle_of, handling_here
-from ray_messaging.conversations.open_questions import OpenQuestions, no_answer
+from ray_messaging.conversations.open_questions import OpenQuestions
 from ray_messaging.conversations.question_watch import QuestionWatch, in_circle
 from ray_messaging.conversations.replies import (
     answer_topic,

@@ -188,7 +188,8 @@ class EmbeddedServer:
     def take_over(self) -> RedisConfig:
         """Take the server over as the successor of its previous owner.
 
-        Raises: the errors of `restart`; ServerFailed if the data are gone.
+        Raises: ServerFailed if the server does not start, or its data are gone; ConfigError if the data directory
+        cannot be used.
         """
         path = Path(self._kept_dir or self._temporary_dir())
         try:

@@ -89,7 +89,11 @@ class MessageChecks:
         return self.addressed(from_id, recipient, topic, payload)
 
     def addressed(self, from_id: SenderId, to_id: AgentId | None, topic: str, payload: object) -> CheckedMessage:
-        """Check a message to an address that is known to be valid. Raises the same errors as `checked`."""
+        """Check a message to an address that is known to be valid.
+
+        Raises: InvalidAddress for an invalid sender's id; UnknownSender if from_id may not send here; InvalidPayload or
+        PayloadTooLarge for an invalid payload.
+        """
         if from_id is None or from_id is OMITTED:
             if self._agents is not None and (from_id is OMITTED or not self._user_is_explicit):
                 raise no_from_id(self._name)

@@ -97,7 +97,7 @@ class LocalSteps(RedisSteps):
         """Do nothing, because no other process waits for the group."""
 
     async def hold(self, name: str, through: int) -> None:
-        """Do nothing, because no other group begins a step."""
+        """Do nothing. On a server this call keeps other groups from beginning steps; a local run has only one group."""
 
     async def open(self, group: str, attempt: int, step: int) -> Opened:
         """Open a step. It waits for nobody."""

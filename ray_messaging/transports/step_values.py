@@ -85,10 +85,10 @@ class DrivenGroup(NamedTuple):
 
 
 class Driven(NamedTuple):
-    """A group that another driver has. `lease` changes with each sign of life, at least every `lease_s` seconds.
+    """The answer to a process that wants to drive a group through its steps, while another process, `driver`, does so.
 
-    A caller that has seen the same lease for longer than that may call `take` with `over=lease`, to take over the
-    group.
+    `lease` changes at least every `lease_s` seconds while `driver` lives. If a caller sees the same lease for longer,
+    it may take over the group by `take` with `over=lease`.
     """
 
     driver: Driver

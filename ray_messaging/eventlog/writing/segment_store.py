@@ -108,8 +108,8 @@ class SegmentStore:
     async def write_beside(self, work: Callable[[], None]) -> None:
         """Run `work`, which writes a file into the log's folder; if it fails, repeat it until it succeeds.
 
-        Raises: Fenced if there is a newer writer; LogError if `work` fails after `stop_retrying`, or if a newer run owns
-        the folder.
+        Raises: Fenced if there is a newer writer; LogError if `work` fails after `stop_retrying`, or if a newer run
+        owns the folder.
         """
 
         def checked() -> None:

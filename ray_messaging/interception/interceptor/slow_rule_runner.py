@@ -62,8 +62,8 @@ class SlowRuleRunner:
     """The tasks in which slow rules judge messages.
 
     Outside of steps each message has a task of its own, and its sender holds back later messages to the same receiver.
-    In steps a whole batch has one task, so that the rules after a slow rule see the batch's messages in order. This task
-    is cancelled if the group runs the step again.
+    In steps a whole batch has one task, so that the rules after a slow rule see the batch's messages in order. This
+    task is cancelled if the group runs the step again.
 
     A message that waits for a slow rule is not judged again by the rules before it, because these have counted the
     message. Outside of steps the server may store which rules a message has passed, so that a later interceptor goes on
