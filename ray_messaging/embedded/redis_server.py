@@ -253,7 +253,7 @@ class EmbeddedServer:
         return failure
 
     def _note_start(self, event: dict[str, Any]) -> dict[str, Any] | None:
-        """Record the outcome of a start. Return the event that describes a failure, or None if the start succeeded."""
+        """Record whether the server has started, as `event` says. Return the event of a failure, or None."""
         if event.pop("event") == "failed":
             return event
         if event["truncated"]:

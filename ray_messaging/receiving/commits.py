@@ -401,10 +401,7 @@ class Commits:
                 self.concluded(done)
 
     def note_stored(self, acks: SelectiveAcks) -> None:
-        """Record the acknowledged ranges that another call has written to the server.
-
-        The next write must replace them.
-        """
+        """Record that another call has stored acknowledged ranges on the server, which the next commit must replace."""
         self._ranges_stored = self._ranges_stored or acks.ranges != b""
 
     def write_soon(self) -> None:

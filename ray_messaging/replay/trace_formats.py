@@ -240,7 +240,7 @@ def read_csv(source: TraceFile, requested: Requested) -> Columns:
 def read_json_lines(source: TraceFile, requested: Requested) -> Columns:
     """Read one JSON object per line. The first object decides which default names of fields are used.
 
-    Raises: TraceError with the line.
+    Raises: TraceError with the number of the first line that is not valid.
     """
     columns: Columns | None = None
     for line, content in enumerate(source.data.split(b"\n"), 1):
