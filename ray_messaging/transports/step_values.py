@@ -137,8 +137,9 @@ class Reason(StrEnum):
 class Waiting(NamedTuple):
     """A step that cannot be opened yet.
 
-    `names` are some of the groups or holds for which it waits, `total` their number. In the answer to a close, `names`
-    is empty. `news` is a position in the stream of news.
+    `names` has some of those for which it waits: groups, or readers such as the event log. `total` is the number of all
+    of them. In the answer to a close, `names` is empty. `news` is a position in the stream on which the server tells of
+    changes in the steps.
     """
 
     step: int
