@@ -530,7 +530,7 @@ class ShardsConfig(ServerConfig):
 
     @classmethod
     def of_cluster(cls, config: RedisConfig) -> "ShardsConfig":
-        """Make the config of an experiment whose frames' bodies are spread over the primaries of a cluster."""
+        """Make the config of an experiment whose large frames are spread over the primaries of a cluster."""
         return cls(servers=(config,) * config.shards)
 
     @property

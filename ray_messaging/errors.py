@@ -323,7 +323,8 @@ class UndeclaredSend(MessagingError, ValueError):
 class NoAnswer(MessagingError, TimeoutError):
     """A question has no answer: `agent` did not give one within `timeout` seconds, or the question never arrived.
 
-    `question` is the message id of the question, and `fate` its fate.
+    `question` is the message id of the question, and `fate` its fate. If the question was not sent, these are "" and
+    "unknown".
     """
 
     agent: object

@@ -47,7 +47,11 @@ class AudienceVersion(msgspec.Struct, frozen=True):
 
 
 class StoredVersion(msgspec.Struct, array_like=True, frozen=True):
-    """A version of an audience as the server stores it. If `facts` is "", the audience was removed."""
+    """A version of an audience as the server stores it.
+
+    In steps, it is used for messages that are sent in step `since` or later. `facts` is the description of the audience
+    as JSON; "" means that the audience was removed.
+    """
 
     version: int
     since: int

@@ -37,7 +37,7 @@ class Adjacency(NamedTuple):
         return cls(ids, offsets_of(lengths)[:-1], lengths, others)
 
     def take(self, places: NDArray[np.intp] | slice) -> "Adjacency":
-        """Return the adjacency of some agents. Their neighbours are not copied."""
+        """Return the neighbours of the agents at the indexes `places` only. The array `others` is not copied."""
         return Adjacency(self.ids[places], self.starts[places], self.lengths[places], self.others)
 
     def places(self, agents: IdColumn) -> NDArray[np.intp]:

@@ -130,7 +130,11 @@ def _read_time(text: str) -> float | str:
 
 
 def open_log(target: str) -> "EventLog":
-    """Open the log of a folder, or of a running experiment. Raises the same errors as `open_run`."""
+    """Open the log in the folder `target`, or of the running experiment `target`.
+
+    Raises: LogError if the folder contains no log; ConfigError if `target` is a file, or neither a folder nor a running
+    experiment.
+    """
     from ray_messaging.eventlog.event_log import EventLog  # noqa: PLC0415 - it brings pyarrow
 
     found = open_run(target, EventLog.open)

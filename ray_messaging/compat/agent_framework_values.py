@@ -135,7 +135,7 @@ class Values:
         return self._encode_object(value, kind, place)
 
     def passed(self, value: Any, place: str) -> Any:
-        """Return a value as another process would get it. Raises the same errors as `encode`."""
+        """Return a value as another process would get it; raise InvalidPayload if a part of it has no JSON form."""
         return value if type(value) in UNCHANGED else self.decode(self.encode(value, place))
 
     def _encode_object(self, value: Any, kind: type, place: str) -> Any:

@@ -528,7 +528,7 @@ class RayMessageBus(MessageBus):  # type: ignore[misc,unused-ignore]  # without 
         return bool(await self._open().command("HEXISTS", f"{self._prefix}r:{namespace}", field))
 
     async def registry_getall(self, namespace: str) -> dict[str, str]:
-        """Return the fields of a registry, by name."""
+        """Return all fields of a registry, as a dict from the field's name to its value."""
         found = [each.decode() for each in await self._open().command("HGETALL", f"{self._prefix}r:{namespace}")]
         return dict(zip(found[::2], found[1::2], strict=True))
 

@@ -14,7 +14,7 @@ from ray_messaging.compat.msg import Payload
 from ray_messaging.conversations.answer_mailbox import AnswerMailbox
 from ray_messaging.conversations.answer_stream import Answers
 from ray_messaging.conversations.handling import Asker, HandlerFailure, Waits, circle_of, handling_here
-from ray_messaging.conversations.open_questions import OpenQuestions, no_answer
+from ray_messaging.conversations.open_questions import OpenQuestions
 from ray_messaging.conversations.question_watch import QuestionWatch, in_circle
 from ray_messaging.conversations.replies import (
     answer_topic,
@@ -207,7 +207,8 @@ class Conversation:
             circle = [each.agent for each in circle_of(asker.chain, checked, engine.directory)]
             if circle:
                 why = in_circle(zip(circle, [*circle[1:], checked.to_id], strict=True))
-                raise no_answer(checked.to_id, "this question, which was not sent", why)
+                text = f"the question to agent {checked.to_id!r} was not sent: {why}"
+                raise NoAnswer(text, agent=checked.to_id, question="", timeout=None, fate=NAMES[UNKNOWN])
 
     async def ask_columns(
         self, from_ids: object, to_ids: object, payloads: object, subtopic: str, timeout: float | None

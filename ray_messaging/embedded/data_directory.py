@@ -2,8 +2,9 @@
 
 The owner is the process that wants the server. It starts a guard, a process that runs a script outside of the package.
 The script loads this file too, so this file imports only the standard library. Two file locks (flock) show which
-processes are alive. The guard and Valkey hold the exclusive lock, so that two servers never run on one directory. The
-owner holds the shared owner lock, which protects the data even if the guard was killed.
+processes are alive. The guard takes the first lock, and Valkey inherits it: as long as one of the two lives, no other
+server can start in the directory. The owner takes the second lock, which protects the data even if the guard was
+killed.
 """
 
 import fcntl

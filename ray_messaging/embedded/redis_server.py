@@ -188,7 +188,8 @@ class EmbeddedServer:
     def take_over(self) -> RedisConfig:
         """Take the server over as the successor of its previous owner.
 
-        Raises: the errors of `restart`; ServerFailed if the data are gone.
+        Raises: ServerFailed if the server does not start, or its data are gone; ConfigError if the data directory
+        cannot be used.
         """
         path = Path(self._kept_dir or self._temporary_dir())
         try:
@@ -252,7 +253,7 @@ class EmbeddedServer:
         return failure
 
     def _note_start(self, event: dict[str, Any]) -> dict[str, Any] | None:
-        """Record the outcome of a start. Return the event that describes a failure, or None if the start succeeded."""
+        """Record whether the server has started, as `event` says. Return the event of a failure, or None."""
         if event.pop("event") == "failed":
             return event
         if event["truncated"]:

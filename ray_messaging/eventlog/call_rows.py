@@ -2,7 +2,7 @@
 
 `result` is a call's result as JSON. JSON does not preserve all results: a tuple becomes a list. For such results,
 `exact` has the result in the form of `encode_exactly`, from which an equal result can be decoded. Files of earlier
-versions of this package have neither tokens nor costs, nor what the store of calls has saved.
+versions of this package lack the columns with tokens and costs.
 """
 
 from collections import defaultdict
@@ -107,7 +107,7 @@ def stored_calls(folder: Folder, unwritten: Unwritten = NOTHING) -> pa.Table:
 def read_calls(folder: Folder, unwritten: Unwritten = NOTHING) -> pa.Table:
     """Return a run's calls through `me.remember`, with the columns of `EventLog.calls`.
 
-    Raises: the same errors as `stored_calls`.
+    Raises: LogError if a file cannot be read.
     """
     table = stored_calls(folder, unwritten)
     if table["agent_name"].null_count < len(table):
@@ -119,7 +119,7 @@ def read_calls(folder: Folder, unwritten: Unwritten = NOTHING) -> pa.Table:
 def calls_dataset(folder: Folder, unwritten: Unwritten = NOTHING) -> tuple[ds.Dataset, dict[str, str]]:
     """Return the stored calls, and the SQL expressions of columns that are computed from several stored columns.
 
-    Raises: the same errors as `stored_calls`.
+    Raises: LogError if a file cannot be read.
     """
     files, entries = unwritten.beside_files(folder, CollectedKind.CALLS)
     parts: list[ds.Dataset] = [ds.dataset(calls_table(entries))]
@@ -160,7 +160,7 @@ def calls_of(
 
     Args: `hands` has the wanted pairs (agent, step).
 
-    Raises: the same errors as `stored_calls`.
+    Raises: LogError if a file cannot be read.
     """
     files, entries = unwritten.beside_files(folder, CollectedKind.CALLS)
     found = defaultdict[tuple[AgentId, int], list[Called]](list)

@@ -151,7 +151,7 @@ def note_end(
 
     If there is no record, do nothing.
 
-    Raises: the same errors as `note_model`.
+    Raises: OSError if the record cannot be written, LogError if the present one is damaged.
     """
     if (before := read_run(folder)) is not None:
         ended = [
@@ -164,7 +164,7 @@ def note_end(
 def has_ended(folder: "Folder") -> bool:
     """Return whether the record says that the last start of the run in a folder has ended.
 
-    Raises: the same errors as `read_run`.
+    Raises: LogError if the record is damaged, ConfigError if it has another format.
     """
     record = read_run(folder)
     return record is not None and bool(record.starts) and record.starts[-1].ended is not None
@@ -175,7 +175,7 @@ def unended(folder: "Folder") -> str | None:
 
     None: the run has recorded its end, or the folder has no record of a run.
 
-    Raises: the same errors as `read_run`.
+    Raises: LogError if the record is damaged, ConfigError if it has another format.
     """
     record = read_run(folder)
     if record is None or not record.starts or record.starts[-1].ended is not None:
@@ -200,7 +200,7 @@ def absent_rows(folder: "Folder", segments: "Sequence[Segment]", end: int) -> st
 
     Args: `end` is the position after the last row that is there.
 
-    Raises: the same errors as `read_run`.
+    Raises: LogError if the record is damaged, ConfigError if it has another format.
     """
     begin, number = 0, 1
     for segment in segments:
@@ -223,7 +223,7 @@ def _absent(folder: "Folder", begin: int, end: int, number: int) -> str:
 def run_facts(folder: "Folder") -> dict[str, Any] | None:
     """Return a run's record and rule changes as plain data, or None if the folder has no record.
 
-    Raises: the same errors as `read_run`.
+    Raises: LogError if the record is damaged, ConfigError if it has another format.
     """
     record = read_run(folder)
     if record is None:

@@ -165,7 +165,7 @@ class RunAnswers:
         self._sql = Lock()  # one query at a time, because a query may use 2 GB of memory
 
     def list_runs(self, limit: Limit = 200, offset: Offset = 0) -> dict[str, Any]:
-        """List the runs: name, whether the run has ended, its experiment, first start, and the parent of a fork."""
+        """List the runs: run (the name), state, experiment, began (the first start), fork_of (the parent of a fork)."""
         runs = self._folders.found()
         rows = [self._listed(run, folder) for run, folder in islice(runs.items(), offset, offset + limit)]
         names = ("run", "state", "experiment", "began", "fork_of")

@@ -64,7 +64,8 @@ class VerdictClient:
     async def wait(self, batch: Batch) -> BatchVerdict:
         """Return the verdicts on rows that wait for slow rules, once there are some, or after PATIENCE_S seconds.
 
-        Raises the errors of `judge`.
+        Raises: InterceptorUnavailable if there is no answer in time, Closed if the experiment has ended, FrameError if
+        the answer is not valid.
         """
         return await self.judge(batch)
 

@@ -108,7 +108,7 @@ class BatchVerdict(msgspec.Struct, array_like=True):
     def encode(self, epoch: int, *, wants_payload: bool, snapshot: int = 0) -> bytes:
         """Encode these verdicts as a `VerdictReply`.
 
-        Args: `wants_payload` and `snapshot` are the fields of the reply.
+        Args: `epoch` is the interceptor's number. The other arguments become the fields of the same names.
         """
         if not (self.blocked or self.rewritten or self.labels or self.deferred):
             return encode_verdicts(VerdictReply(epoch, wants_payload=wants_payload, snapshot=snapshot))

@@ -239,8 +239,8 @@ def _leaf(value: Any, place: Place) -> Any:  # noqa: ANN401 - any part of a payl
         offset = value.utcoffset()
         if offset is not None and offset.total_seconds() % 60:
             raise InvalidPayload(
-                f"{_PREFIX}{shown(place)} is {value.isoformat()}, and JSON has no form for a zone's offset with "
-                f"seconds ({offset}): send its isoformat(), a str, or value.astimezone(datetime.UTC)"
+                f"{_PREFIX}{shown(place)} is {value.isoformat()}, whose UTC offset has seconds ({offset}): pass "
+                "value.isoformat(), or for a datetime value.astimezone(datetime.UTC)"
             )
     if isinstance(value, int):
         _check_digits(value, place)

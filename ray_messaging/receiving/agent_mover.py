@@ -139,7 +139,10 @@ class AgentMover:
                 await self._move(timeout, deadline)
 
     async def _move(self, timeout: float, deadline: float) -> None:
-        """Try to move the agents until an attempt succeeds, or is refused for good; raise the same errors as `run`."""
+        """Try to move the agents until an attempt succeeds.
+
+        Raises: the error of `run` that fits, if an attempt is refused for good, or the time is up.
+        """
         tried: list[int] = []  # the versions that earlier attempts of this move would have given the directory
         refused: MoveOutcome | None = None  # why the last attempt has changed nothing
         backoff = Backoff(STALE_DIRECTORY_RETRY, deadline=deadline)

@@ -140,7 +140,7 @@ class InFlight:
             self._advance()
 
     def acked_before(self, entry: str, low: int, high: int) -> tuple[bool, int]:
-        """Return whether row `low` was acknowledged before it was taken, and where rows of the same kind end.
+        """Return whether row `low` of an entry was acknowledged before it was taken, and up to which row this holds.
 
         The second value is the first row after `low` for which the first value would be different, at most `high`.
         """
@@ -174,9 +174,11 @@ class InFlight:
         return offset + max(low, part.low), offset + min(high, part.high)
 
     def runs(self, rows: Iterable[tuple[str, int, int]]) -> list[tuple[int, int]]:
-        """Return the numbers of rows (entry, low, high) as intervals, without rows before the cursor.
+        """Return the numbers of messages as intervals (first, last + 1). Messages before the cursor are left out.
 
-        Rows are numbered in the order in which they were taken. An interval has the first number, and the last + 1.
+        Messages are numbered in the order in which they were taken.
+
+        Args: `rows` has triples: a stream entry, its first row, and the row after its last one.
         """
         runs: list[tuple[int, int]] = []
         for entry, first, last in rows:
@@ -399,10 +401,7 @@ class Commits:
                 self.concluded(done)
 
     def note_stored(self, acks: SelectiveAcks) -> None:
-        """Record the acknowledged ranges that another call has written to the server.
-
-        The next write must replace them.
-        """
+        """Record that another call has stored acknowledged ranges on the server, which the next commit must replace."""
         self._ranges_stored = self._ranges_stored or acks.ranges != b""
 
     def write_soon(self) -> None:

@@ -346,11 +346,10 @@ class DeliveryLeases:
         return None
 
     def _note_lost(self, holder: _Holder, received: int, number: int) -> None:
-        """Mark as lost the leases of fetches 1 to `number` that never reached the holder.
+        """Let messages be delivered again that a holder fetched, but whose delivery it never confirmed.
 
-        Their messages are delivered again.
-
-        Args: `received` is the number of the last fetch whose answer has arrived at the holder.
+        Args: fetches 1 to `number` are looked at. `received` is the number of the holder's last fetch with
+        commit="acked" whose answer has arrived at the holder.
         """
         for key, lease in [*holder.unsure.items()]:
             if lease.asked <= number:

@@ -89,11 +89,12 @@ class ReadSize:
 
 
 class Reader:
-    """Reader of one mailbox. `frame_rows` is the most messages of a frame that senders write into the mailbox.
+    """Reader of one mailbox into the inbox, the queue of messages that a receiver has not fetched yet.
 
-    From a far server, a read may take as many messages as the whole inbox, whatever the inbox has. And if the inbox has
-    room for the frames of a read, the next read begins before these frames are decoded. So a receiver has up to twice
-    as many messages in memory as its inbox may have, and a read always has enough frames to be worth its round trip.
+    `frame_rows` is the most messages that a frame in the mailbox has. From a far server, one read may fetch as many
+    messages as fit into an empty inbox, even if the inbox is not empty, so that the read is worth its round trip. If
+    the inbox has room for the frames of a read, the next read begins before these frames are decoded. So a receiver may
+    have twice as many messages in memory as fit into its inbox.
 
     `agents_came` is awaited when agents have come from another mailbox, before messages for them can be fetched.
     """

@@ -41,7 +41,8 @@ class Unfolder:
 
         Args: `broadcasts` is a folded frame, with one row for each broadcast. It names the agents that the mailbox had
         when the frame was written.
-        Raises: the same errors as `unfold`.
+        Raises: FrameError if the frame's agents are not known or the audience's pairs are damaged; UnknownName if the
+        audience's version does not exist.
         """
         folded = broadcasts.fold
         assert folded is not None
@@ -52,7 +53,8 @@ class Unfolder:
         """Return the pairs of sender and hearer by which broadcasts reach agents among `agents`.
 
         Args: `broadcasts` is a folded frame, with one row for each broadcast.
-        Raises: the same errors as `unfold`.
+        Raises: FrameError if the frame's agents are not known or the audience's pairs are damaged; UnknownName if the
+        audience's version does not exist.
         """
         return await self._audiences.toward(audience_of(broadcasts), agents, agents_digest(agents))
 

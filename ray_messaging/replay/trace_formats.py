@@ -240,7 +240,7 @@ def read_csv(source: TraceFile, requested: Requested) -> Columns:
 def read_json_lines(source: TraceFile, requested: Requested) -> Columns:
     """Read one JSON object per line. The first object decides which default names of fields are used.
 
-    Raises: TraceError with the line.
+    Raises: TraceError with the number of the first line that is not valid.
     """
     columns: Columns | None = None
     for line, content in enumerate(source.data.split(b"\n"), 1):
@@ -280,7 +280,7 @@ def _check_first(cells: list[Any], *, at_tabs: bool) -> None:
     if first in FIELDS["sender"][1] and second in FIELDS["receiver"][1]:
         raise RowError("the line has the names of columns, but this format has none")
     if not at_tabs and any(cell.endswith((",", ";")) for cell in cells):
-        raise RowError("in this format cells end at white space, and not at commas")
+        raise RowError("a cell ends with a comma or semicolon, but this format separates cells by white space")
 
 
 def _csv_rows(source: TraceFile) -> Iterator[tuple[int, list[str]]]:

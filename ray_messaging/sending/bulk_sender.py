@@ -51,7 +51,10 @@ class BulkSender:
         return await self._send(batches, self._join_own, sum(batch.rows for batch in batches))
 
     async def send_questions(self, batches: Sequence[PendingBatch]) -> Receipts:
-        """Send batches of questions; return the receipts of all rows. Raises the same errors as `send`."""
+        """Send batches of questions; return the receipts of all rows.
+
+        Raises: PayloadMismatch, before any question is sent, if a schema refuses a payload.
+        """
         parts = [batch for pending in batches for batch in pending.parts]
         checked = await self._frames.check(parts)
         return await self._send(batches, partial(self._put, checked), sum(map(len, batches)))
@@ -59,7 +62,7 @@ class BulkSender:
     async def relay(self, batches: Sequence[Batch]) -> Receipts:
         """Send batches that another process has made; return the receipts of all rows.
 
-        Raises: the same errors as `send`.
+        Raises: PayloadMismatch, before any message is sent, if a schema refuses a payload.
         """
         if batches and batches[0].unspread:
             return await self.broadcast(batches)

@@ -37,7 +37,8 @@ class OutboundFrame(FrameWrite, eq=False, kw_only=True):
     """Some rows of a batch, encoded as one frame: the rows `taken`, or all rows if it is None.
 
     Each call that sends the frame sets its number. `nbytes` is the size of the frame, its publications and its note
-    together. `verdict_epoch` and `deadline` are set when the frame is queued.
+    together. `verdict_epoch` is the number of the interceptor, or of the copy of its rules, that let the rows pass. It
+    is set when the frame is queued, like `deadline`.
     """
 
     in_flight: InFlightBatch

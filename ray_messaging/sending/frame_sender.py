@@ -525,7 +525,7 @@ class FrameSender(Destination):
     # -- failures -------------------------------------------------------------------------------------------------
 
     async def _recover(self) -> None:
-        """Continue after the server was restored from a backup that is older than our epoch."""
+        """Continue after the server was restored from a backup that is older than this sender."""
         logger.error(
             "the server has lost all that %s has sent since it was opened: was the server restored from older data?",
             self.sender,

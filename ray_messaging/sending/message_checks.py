@@ -49,7 +49,10 @@ class MessageChecks:
         self._set_allowed(agents if self._agents is None else self._agents | agents)
 
     def refuse(self, agents: AgentSet) -> None:
-        """Refuse later messages from these agents. If all agents may send, this has no effect."""
+        """Remove agents from those that may send, so that later messages from them are refused.
+
+        Before the first call of `allow_only` all agents may send, and this call changes nothing.
+        """
         if self._agents is not None:
             self._set_allowed(self._agents - agents)
 
@@ -86,7 +89,11 @@ class MessageChecks:
         return self.addressed(from_id, recipient, topic, payload)
 
     def addressed(self, from_id: SenderId, to_id: AgentId | None, topic: str, payload: object) -> CheckedMessage:
-        """Check a message to an address that is known to be valid. Raises the same errors as `checked`."""
+        """Check a message to an address that is known to be valid.
+
+        Raises: InvalidAddress for an invalid sender's id; UnknownSender if from_id may not send here; InvalidPayload or
+        PayloadTooLarge for an invalid payload.
+        """
         if from_id is None or from_id is OMITTED:
             if self._agents is not None and (from_id is OMITTED or not self._user_is_explicit):
                 raise no_from_id(self._name)

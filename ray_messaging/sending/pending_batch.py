@@ -335,7 +335,10 @@ class TransactionBatch(PendingBatch, eq=False):
             )
 
     def add(self, batches: Sequence[Batch]) -> None:
-        """Append the messages of batches, all or none. Raises the same errors as `check_room`."""
+        """Append the messages of batches, all or none.
+
+        Raises: TransactionError if the transaction would have too many messages; PayloadTooLarge for too many bytes.
+        """
         for batch in batches:
             # As JSON, payloads of several schemas can be joined.
             batch.lines = None if batch.lines is None else batch.lines.json

@@ -38,10 +38,10 @@ FIRST_OUTSIDE = 2**31  # ordinals from this number on belong to messages that we
 
 
 class ReadBoxes(NamedTuple):
-    """The messages and broadcasts (`folded`) that a group reads in a step.
+    """The messages that a group reads in a step.
 
-    `outside` has only the messages and broadcasts that senders outside of the steps have sent, in the order of their
-    arrival.
+    `batches` has the messages with one recipient, and `folded` has the broadcasts. `outside` has only the messages and
+    broadcasts that senders outside of the steps have sent, in the order of their arrival.
     """
 
     batches: list[Batch]

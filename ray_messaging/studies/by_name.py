@@ -38,7 +38,10 @@ def wanted_by(function: Callable[..., Any], positional: int) -> Wanted:
 
 
 def values_of(run: PlannedRun) -> dict[str, Any]:
-    """Return all values that functions may take by name in a run."""
+    """Return all values that the functions of a study may take by name in a run.
+
+    These are the run's parameters, a dict of all its parameters, the number of its replicate, and its seed.
+    """
     return {**run.row, ROW: dict(run.row), REPLICATE: run.replicate, SEED: run.seed}
 
 

@@ -97,7 +97,12 @@ class StudyFolder:
             yield
 
     def record(self) -> dict[str, Any] | None:
-        """Return the record of the study, or None if the folder has no study."""
+        """Return how the study was planned: its model, seed, parameters, outcomes and options, under these names.
+
+        Return None if the folder has no study.
+
+        Raises: LogError if the file cannot be decoded.
+        """
         if not (text := self.folder.read_file(RECORD)):
             return None
         try:

@@ -68,7 +68,10 @@ def _kind_of(values: Sequence[Any]) -> pa.DataType | None:
 
 
 def kind_of(column: pa.DataType) -> str | None:
-    """Return the kind of a collected column, which must be the same in all runs; None if the column has no values."""
+    """Return "bool", "text" or "number" for a collected column; None if it has no values.
+
+    A column must be of the same kind in all runs.
+    """
     if pa.types.is_null(column):
         return None
     return "bool" if pa.types.is_boolean(column) else "text" if pa.types.is_string(column) else "number"

@@ -130,7 +130,7 @@ class Tally:
         return self.named(np.flatnonzero(~self._asked & (self.states == OPEN)))
 
     def counts(self) -> dict[str, int]:
-        """Count the agents by state."""
+        """Return how many agents are pending, answered, invalid, blocked and undeliverable, under these names."""
         found: list[int] = np.bincount(self.states, minlength=len(STATES)).tolist()
         return dict(zip(STATES.tolist(), found, strict=True))
 

@@ -105,7 +105,7 @@ class BackendConfig(Protocol):
     """
 
     def open_backend(self) -> RedisBackend:
-        """Make the backend."""
+        """Return a new factory of the objects that call the server."""
 
 
 def backend_of(config: ServerConfig) -> RedisBackend:

@@ -357,7 +357,7 @@ class RedisSurveys:
         return found
 
     async def add(self, survey_id: str, name: str, part: bytes) -> None:
-        """Add a named item to a survey."""
+        """Store `part` under a name among the items of a survey."""
         await self._link.command("HSET", self._keys.survey(survey_id), name, part)
 
     async def parts(self, survey_id: str, known: Collection[str]) -> dict[str, bytes]:

@@ -97,7 +97,7 @@ class LocalSteps(RedisSteps):
         """Do nothing, because no other process waits for the group."""
 
     async def hold(self, name: str, through: int) -> None:
-        """Do nothing, because no other group begins a step."""
+        """Do nothing. On a server this call keeps other groups from beginning steps; a local run has only one group."""
 
     async def open(self, group: str, attempt: int, step: int) -> Opened:
         """Open a step. It waits for nobody."""
@@ -184,7 +184,11 @@ class LocalSteps(RedisSteps):
         return BoxStart((), self._boxes.get(box, ()))
 
     async def read_box(self, box: str, after: str = "0-0", count: int = 64) -> list[BoxFrame]:
-        """Return all frames of a box in one call, or none if `after` says that they were returned already."""
+        """Return all frames of a box, also if there are more than `count`.
+
+        All frames have the same entry. Return an empty list if `after` is this entry, because the caller then
+        has all frames already.
+        """
         return [] if after == _ENTRY else [*self._boxes.get(box, ())]
 
     async def closed_step(self, step: int) -> Mapping[str, ClosedStep]:

@@ -102,8 +102,9 @@ class RedisLog:
         return taken
 
     async def take_epoch(self, script: str, field: str, keys: Sequence[str], args: Sequence[Any]) -> tuple[bytes, int]:
-        """Claim a new epoch with a script. Return the previous epoch (b"" if there was none) and the new one.
+        """Become the owner of the log, or of what else `script` claims; return the last owner's epoch and the new one.
 
+        An epoch is the number of an owner. Each owner has a higher one than the last owner. b"" stands for no owner.
         The new epoch is also above the number of the last rule snapshot (see `verdict_status` in sending.lua).
 
         Raises: Fenced if another start owns the experiment.
@@ -124,9 +125,9 @@ class RedisLog:
         return LogStreams([LOG_STREAM, *(name.decode() for name in live)], [name.decode() for name in ended])
 
     async def ends(self, streams: Sequence[str]) -> dict[str, str]:
-        """Return the last entry of each stream, or "0-0" if it has none.
+        """Return, by stream, the id of the last entry that it has; "0-0" if it is empty.
 
-        Entries that were deleted are in the log already.
+        Deleted entries do not matter, because they are in the log already.
         """
         keys = [key for stream in streams for key in (self.keys.stream(stream), self.keys.ended_stream(stream))]
         ends = await self.link.script("read_stream_ends", keys, []) if streams else []

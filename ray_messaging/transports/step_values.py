@@ -85,10 +85,10 @@ class DrivenGroup(NamedTuple):
 
 
 class Driven(NamedTuple):
-    """A group that another driver has. `lease` changes with each sign of life, at least every `lease_s` seconds.
+    """The answer to a process that wants to drive a group through its steps, while another process, `driver`, does so.
 
-    A caller that has seen the same lease for longer than that may call `take` with `over=lease`, to take over the
-    group.
+    `lease` changes at least every `lease_s` seconds while `driver` lives. If a caller sees the same lease for longer,
+    it may take over the group by `take` with `over=lease`.
     """
 
     driver: Driver
@@ -137,8 +137,9 @@ class Reason(StrEnum):
 class Waiting(NamedTuple):
     """A step that cannot be opened yet.
 
-    `names` are some of the groups or holds for which it waits, `total` their number. In the answer to a close, `names`
-    is empty. `news` is a position in the stream of news.
+    `names` has some of those for which it waits: groups, or readers such as the event log. `total` is the number of all
+    of them. In the answer to a close, `names` is empty. `news` is a position in the stream on which the server tells of
+    changes in the steps.
     """
 
     step: int

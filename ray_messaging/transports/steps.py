@@ -116,13 +116,13 @@ class RedisSteps:
     # -- groups ---------------------------------------------------------------------------------------------------
 
     async def join(self, group: str, *, again: bool = False) -> int:
-        """Make a group take part in the steps; return the first step in which it does.
+        """Let a group take part in the steps; return the first step in which it takes part.
 
-        The mailbox of the group has the group's name. The first step of a group is one whose previous step no group has
-        opened yet. If the name is SUPERVISOR, which stands for the interceptor's part in the steps, the first step is
-        the open one, or the next one if none is open.
+        The mailbox of the group has the group's name. The first step is 0 if no step was opened yet. Otherwise it is
+        the second one after the step that was opened last, so that all senders know the group before it. For the name
+        SUPERVISOR, the part of the interceptor that closes steps, it is the open step, or the next one if none is open.
 
-        Args: With `again`, a group that has left with its driver may join again.
+        Args: With `again`, a group that left the steps when its driver ended may join again.
         Raises: AlreadyExists if the group is leaving; ConfigError if the experiment has no steps.
         """
         keys = [self._steps, self._keys.step(group), self._keys.state(group)]

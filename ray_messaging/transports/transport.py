@@ -491,7 +491,7 @@ class RedisTransport:
         return [] if self._ingress is None else [self._ingress.loop()]
 
     async def waiting(self) -> dict[str, int]:
-        """Return the number of unacknowledged messages in each mailbox."""
+        """Return, by the mailbox's name, how many messages it has that were not acknowledged."""
         names = [name.decode() for name in await self.link.command("HKEYS", self.keys.changes)]
         fields = ("messages", "acked_messages")
         counts = [await self.link.command("HMGET", self.keys.state(name), *fields) for name in names]

@@ -244,8 +244,9 @@ class Ingress(NamedTuple):
 
 
 class DirectoryDelta(NamedTuple):
-    """Changes of the directory since a version, the names of all mailboxes, and whether an event log is registered.
+    """Changes of the directory of mailboxes since an earlier version, up to `version`.
 
+    `changed` has the changed mailboxes, and `mailboxes` the names of all. `logged` says whether there is an event log.
     `schemas` has the JSON Schemas of all subtopics that have one, `audiences` the versions of all audiences, and
     `dates` says in which step each move of agents becomes valid.
     """

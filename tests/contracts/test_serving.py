@@ -282,8 +282,9 @@ async def ring(messagers, serve):
             try:
                 answer = await seen[agent].ask(agent, first, {"asks": others}, timeout=LONG_S)
             except NoAnswer as error:
-                return {"by": [agent], "error": str(error)}
-            return {"by": [agent, *answer.payload["by"]], "error": answer.payload.get("error")}
+                return {"by": [agent], "error": str(error), "asked": [error.question, error.fate]}
+            told = {name: answer.payload.get(name) for name in ("error", "asked")}
+            return {"by": [agent, *answer.payload["by"]], **told}
 
         return handler
 
@@ -298,6 +299,8 @@ async def test_an_answer_that_would_wait_for_itself_is_told_as_such_at_once(ring
     assert answer.payload["by"] == [1, *way[:-1]]
     told = [f"agent {one} waits for agent {other}" for one, other in zip([1, *way], way, strict=False)]
     assert f"its answer would have to wait for itself: {', '.join(told)}, and" in answer.payload["error"]
+    if "was not sent" in answer.payload["error"]:
+        assert answer.payload["asked"] == ["", "unknown"]
 
 
 @pytest.mark.parametrize("agents", [[1, 2], [1, 2, 3]])

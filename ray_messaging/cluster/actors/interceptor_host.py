@@ -402,7 +402,7 @@ class InterceptorHost:
         return [*of_interceptor(self.counters()), *(() if facts.kept is None else of_mailboxes(facts.kept))]
 
     def failures(self) -> dict[str, dict[str, Any]]:
-        """Return, by rule name, how often each rule that has failed did so, and its distinct errors."""
+        """Return the rules that have failed, by name. Each value has the keys of `RuleFailures.of`."""
         interceptor = self.interceptor
         return {rule.name: found for rule in interceptor.rules if (found := interceptor.failures.of(rule))}
 

@@ -120,10 +120,8 @@ def why(view: View, *, message_id: str, depth: int = DEPTH, most: int = MOST) ->
     if root.ordinal is None and _cause_of(root) is None:
         raise outside_of_steps(
             root,
-            (
-                "a message of a step, an answer, or a message that a handler of serve or the body of `async for` has "
-                "sent"
-            ),
+            "choose a message that was sent in a step, as an answer, by a handler of `serve`, or in the body of an "
+            "`async for` over messages",
         )
     search = _Search(view, width)
     rows, found = [root], [root]
@@ -178,11 +176,9 @@ def _joined(rows: list[LogRow]) -> LogRow:
     return next((row for row in rows if row.fate in STORED), rows[0])
 
 
-def outside_of_steps(row: LogRow, others: str) -> ConfigError:
-    """Return the error for a message that was not sent in a step; `others` says which messages have causes."""
-    return ConfigError(
-        f"message {row.message_id!r} was sent outside of steps, where causes are not recorded: ask about {others}"
-    )
+def outside_of_steps(row: LogRow, advice: str) -> ConfigError:
+    """Build the error for a message that was not sent in a step; `advice` says which message to choose instead."""
+    return ConfigError(f"message {row.message_id!r} was sent outside of steps, where causes are not recorded: {advice}")
 
 
 def _cause_of(row: LogRow) -> str | None:

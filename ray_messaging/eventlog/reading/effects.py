@@ -80,7 +80,7 @@ def effects(view: View, *, message_id: str, depth: int = DEPTH) -> Effects:
     steps = check_at_least_1("depth", depth)
     message = found_message(view, message_id)
     if message.ordinal is None or message.step is None:
-        raise outside_of_steps(message, "a message of an experiment with steps=Steps()")
+        raise outside_of_steps(message, "choose a message of an experiment with steps=Steps()")
     if message.fate not in STORED or message.step_read is None:
         return Effects(message, None, None, _table([]))
     first, reach = message.step_read, _Reach(view)

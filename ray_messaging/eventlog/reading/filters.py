@@ -73,9 +73,8 @@ def refuse_name(name: str, value: object, known: Iterable[str], reason: str) -> 
 
     The error suggests the most similar known name, and lists all known names.
     """
-    near = get_close_matches(name, known, 1)
-    meant = f", did you mean {near[0]!r}?" if near else ";"
-    raise InvalidQuery(f"{reason} {name!r}{meant} There are: {', '.join(known)}", field=name, value=value)
+    near = "".join(f"{each!r}, or else " for each in get_close_matches(name, known, 1))
+    raise InvalidQuery(f"{reason} {name!r}: write {near}one of {', '.join(known)}", field=name, value=value)
 
 
 def check_columns(columns: object, known: Collection[str]) -> list[str]:

@@ -192,8 +192,9 @@ def _before(part: LoggedPart) -> tuple[Before, ...]:
 def chunks_of(parts: Iterable[tuple[LoggedPart | None, T]]) -> Iterator[tuple[list[LoggedPart], list[T]]]:
     """Collect rows for the log in chunks that fit the processor's cache; yield each chunk with its marks.
 
-    A chunk is a list of parts, the rows of one stream entry each. A mark is any value that belongs to a part. A mark
-    may come with None in place of a part.
+    A chunk is a list of parts; each part has rows of one stream entry. The caller passes a mark with each part, such as
+    the position of the entry, and gets the mark back with the chunk of the part. For an entry without rows, the caller
+    passes None and a mark.
     """
     chunk: list[LoggedPart] = []
     marks: list[T] = []

@@ -235,9 +235,9 @@ class FrameHearers:
         self._lack = lack
 
     def __call__(self, batch: Batch) -> Hearers | None:
-        """Return the agents that each row of a batch reaches, or None.
+        """Return the agents that each row of a batch reaches.
 
-        None: that is not known, or the rows are no broadcasts.
+        Return None if these agents are not known, or if the rows are no broadcasts.
         """
         edges = None if batch.fold is None else self._found.get(_key_of(batch))
         if edges is not None:

@@ -106,7 +106,11 @@ class SegmentStore:
         return segment
 
     async def write_beside(self, work: Callable[[], None]) -> None:
-        """Run `work`, which writes another file into the folder, until it succeeds. Raises the errors of `store`."""
+        """Run `work`, which writes a file into the log's folder; if it fails, repeat it until it succeeds.
+
+        Raises: Fenced if there is a newer writer; LogError if `work` fails after `stop_retrying`, or if a newer run
+        owns the folder.
+        """
 
         def checked() -> None:
             self._check_account("series and remembered calls of this run are in no file")

@@ -38,7 +38,7 @@ class CollectedWriter:
     async def write(self, *, least: int = 1) -> None:
         """Write the collected data to files, if they have `least` bytes or more.
 
-        Raises: the same errors as `SegmentStore.store`.
+        Raises: Fenced if there is a newer writer; LogError if a write still fails after `SegmentStore.stop_retrying`.
         """
         if await self._retry(self._store.collected_bytes) < least:
             return
@@ -100,7 +100,10 @@ class CheckpointWriter:
         await self._retry(partial(self._store.hold, CHECKPOINT, step))
 
     async def run(self) -> None:
-        """Take checkpoints until cancelled. Raises the same errors as `SegmentStore.store`."""
+        """Take checkpoints until cancelled.
+
+        Raises: Fenced if there is a newer writer; LogError if a write still fails after `SegmentStore.stop_retrying`.
+        """
         while True:
             progress = await self._retry(self._store.progress)
             if progress.sealed >= self._next:

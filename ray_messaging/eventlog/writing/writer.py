@@ -341,7 +341,7 @@ class LogWriter:
     async def _persist(self, attempt: Callable[[], Awaitable[T]]) -> T:
         """Repeat a reader's call that reads or writes a file, until it succeeds.
 
-        Raises: the same errors as `SegmentStore.store`.
+        Raises: Fenced if there is a newer writer; LogError if a write still fails after `SegmentStore.stop_retrying`.
         """
         self._blocked += 1
         try:

@@ -130,7 +130,7 @@ class FolderFacts(RunFacts):
 
         If the run collected aggregates over all agents, return these.
 
-        Raises: the same errors as `society_in_step`.
+        Raises: InvalidQuery for a value that the run has not collected.
         """
         series = self._by_agent()
         return self.series() if series is None else over_steps(series, measure)

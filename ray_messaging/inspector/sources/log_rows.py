@@ -173,7 +173,10 @@ class RunFacts:
 
         Return None if the run has collected no values of single agents, or too many for a page.
 
-        The arguments are those of `sources.society_in_step.society_in_step`. Raises the same errors.
+        Args: `measure` is the name of a collected value ("": the first one). `step` None is the last step. `columns` is
+        the number of agents in a row of the picture (None: so many that the picture is a square).
+
+        Raises: InvalidQuery for a value that the run has not collected.
         """
         return None
 
@@ -232,7 +235,11 @@ class RunFacts:
         return rows
 
     def agent(self, agent: str) -> AgentFacts:
-        """Return the facts about one agent. Raises the same errors as `rows`."""
+        """Return the facts about one agent.
+
+        Raises: InvalidQuery if the agent's id is not valid, LogError if the log cannot be read, ConfigError if there is
+        no log.
+        """
         found = agent_id(agent)
         return AgentFacts(
             name(found),

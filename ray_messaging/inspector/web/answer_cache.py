@@ -43,7 +43,7 @@ class AnswerCache:
     async def shared(self, key: str, question: Callable[[], T], max_age_s: float) -> T:
         """Return the answer to a question that all pages share under the name `key`. It may be `max_age_s` seconds old.
 
-        Raises: the errors of the question.
+        If the function `question` raises an error, this raises the same error.
         """
         answer = self._answers.setdefault(key, _Answer())
         if answer.coming is None:
@@ -64,7 +64,7 @@ class AnswerCache:
         return answer.value
 
     async def ask(self, question: Callable[..., T], *arguments: object) -> T:
-        """Return the answer to a question of one page, computed in a thread. Raises the errors of the question."""
+        """Call the function `question` in a thread, for one page; return its result, or raise its error."""
         async with self._room:
             return await asyncio.get_running_loop().run_in_executor(self._threads, question, *arguments)
 

@@ -114,7 +114,10 @@ class RulePipeline:
             pass
 
     def _check_pairs(self, rule: Rule, pairs: PairRows) -> Mapping[int, Verdict]:
-        """Return a rule's verdicts on the rows of broadcasts."""
+        """Return a rule's verdicts on a batch with broadcasts, in which each row is one hearer of a broadcast.
+
+        The keys are numbers of rows in `rest`. Rows that the rule lets pass may be absent.
+        """
         barred = self._barred(rule, pairs)
         found: Mapping[int, Verdict] = {}
         if rule.judges_broadcasts == "message":

@@ -205,7 +205,12 @@ class RuleFailures:
             logger.error("rule %r has failed %d times by now: %s (%s)", rule.name, found.count, text, found.where)
 
     def of(self, rule: Rule) -> dict[str, Any]:
-        """Return how often a rule has failed, and its distinct errors, in JSON's types; {} if it has not failed."""
+        """Return a rule's failures in JSON's types; {} if it has not failed.
+
+        `failures` is how often it has failed, `on_error` what it then does with messages, and `last_error` and
+        `last_failed_at` describe the last failure. `errors` has each distinct error: its text, where it was raised, and
+        how often.
+        """
         record = self._records.get(id(rule))
         if record is None:
             return {}

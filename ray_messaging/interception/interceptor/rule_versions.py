@@ -21,7 +21,7 @@ class RuleVersions:
         return math.inf
 
     def to_come(self) -> Sequence[Rule]:
-        """Return the rules of the versions that will be used from a later step on."""
+        """Return the rules that will be used from a later step on, because of changes that are not in force yet."""
         return ()
 
     async def apply(self, step: int) -> None:

@@ -273,9 +273,10 @@ class SavedAnswers:
         return any(self.is_deferred(f"{sender}-{epoch}-{int(first) + number}") for number in paused)
 
     def load(self, counted: Mapping[str, bytes], epoch: int) -> None:
-        """Load the answers that an earlier interceptor has saved, by the keys of their batches.
+        """Load the answers that an earlier interceptor has saved.
 
-        Args: `epoch` is this interceptor's number. It replaces the earlier interceptor's number in the answers.
+        Args: `counted` has these answers, by the keys of their batches. `epoch` is this interceptor's number. It
+        replaces the earlier interceptor's number in the answers.
         """
         self._epoch = epoch
         self._counted.load((key, data, len(data) + _ENTRY_BYTES) for key, data in counted.items())

@@ -59,14 +59,15 @@ class Judging:
 
 
 class SlowRuleRunner:
-    """Messages that wait for slow rules, each in a separate task.
+    """The tasks in which slow rules judge messages.
 
-    In steps a whole batch waits, so that the rules after a slow rule see the batch's messages in order. A later attempt
-    of the group ends the wait. Outside of steps each message waits alone, and its sender holds back later messages to
-    the same receiver. A message continues at the slow rule that it has reached, because the earlier rules have already
-    counted the message. Verdicts are kept for `keep_s` seconds, because senders ask again if an answer is lost. If an
-    earlier interceptor has deferred a message, the message continues from the progress that was saved. For a batch of a
-    step no progress is saved.
+    Outside of steps each message has a task of its own, and its sender holds back later messages to the same receiver.
+    In steps a whole batch has one task, so that the rules after a slow rule see the batch's messages in order. This
+    task is cancelled if the group runs the step again.
+
+    A message that waits for a slow rule is not judged again by the rules before it, because these have counted the
+    message. Outside of steps the server may store which rules a message has passed, so that a later interceptor goes on
+    with the next rule. Verdicts are kept for `keep_s` seconds, because senders ask again if an answer is lost.
     """
 
     def __init__(

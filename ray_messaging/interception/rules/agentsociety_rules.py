@@ -118,7 +118,7 @@ class Block(SlowRule):
         await self._calls.close()
 
     def describe(self) -> dict[str, Any]:
-        """Return the name, kind, settings and the block's class, as values that JSON has."""
+        """Return the name, kind and settings, and the name of the block's class, as values that JSON has."""
         return {**super().describe(), "block": type(self.block).__qualname__}
 
     def __getstate__(self) -> dict[str, Any]:
@@ -333,7 +333,7 @@ class Supervisor(StepRule):
         return StepVerdicts({row: block(f"refused by {self.name}") for row in refused}, [*failures, *added])
 
     def describe(self) -> dict[str, Any]:
-        """Return the name, kind, settings and the supervisor's class, as values that JSON has."""
+        """Return the name, kind and settings, and the name of the supervisor's class, as values that JSON has."""
         return {**super().describe(), "supervisor": type(self.supervisor).__qualname__}
 
     def __getstate__(self) -> dict[str, Any]:

@@ -248,7 +248,10 @@ class Ban(Rule):
             self.inner.restored()
 
     def describe(self) -> dict[str, Any]:
-        """Return the name, kind, the rule that finds violations, how many lead to a ban, and the number of bans."""
+        """Return the rule's name and kind, and under `check` the description of the rule that finds violations.
+
+        `after` is how many violations lead to a ban, and `banned` the number of bans.
+        """
         return {
             **super().describe(),
             "check": self.inner.describe(),

@@ -221,10 +221,9 @@ class RoundQuota(Rule):
         return self.blocked is not None
 
     def room(self, senders: Sequence[AgentId | None]) -> Sequence[int]:
-        """Return how many blocked messages are left in each sender's quota.
+        """Return how many more messages of each sender may be blocked before its quota is used up.
 
-        If a quota is used up, this is a number that no sender reaches, because further blocked messages do not change a
-        verdict on this sender.
+        Return UNLIMITED for a quota that is used up, because further blocked messages change no verdict on its sender.
         """
         if self.blocked is None:
             return super().room(senders)

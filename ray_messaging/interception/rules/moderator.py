@@ -171,7 +171,7 @@ class Moderator(SlowRule):
         return await self._shared(call)
 
     async def close(self) -> None:
-        """Cancel all calls of the callable."""
+        """Cancel all running calls of the user's function, and wait until they have ended."""
         for call in (running := list(self._work.running.values())):
             call.cancel()
         if running:

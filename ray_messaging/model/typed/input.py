@@ -72,7 +72,10 @@ def is_table(payloads: object) -> bool:
 
 
 def table_of(payloads: object) -> TypedColumns:
-    """Return typed columns, an Arrow table or a DataFrame as typed columns; raises the same errors as `columns`."""
+    """Return typed columns, an Arrow table or a DataFrame as typed columns.
+
+    Raises: InvalidColumns if a column cannot be sent.
+    """
     return payloads if isinstance(payloads, TypedColumns) else columns(payloads)
 
 

@@ -10,7 +10,7 @@ from ray_messaging.transports.server_facts import Kept, ServerFacts
 
 
 class ExperimentReport(NamedTuple):
-    """The reports of an experiment's actors and server, and the findings.
+    """What an experiment's actors and its server have reported, and what health checks found in these reports.
 
     `server` is None if the server was not asked.
     """

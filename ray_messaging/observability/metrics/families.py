@@ -108,7 +108,7 @@ def joined(families: Iterable[Family]) -> list[Family]:
 
 
 def named_values(family: Family) -> Iterator[NamedValue]:
-    """Yield the values of a family. A histogram has a value for each bucket, the count and the sum."""
+    """Yield the values of a family of metrics. A histogram has a value for each bucket, the count and the sum."""
     suffix = "_total" if family.kind == "counter" else ""
     for labels, value in family.samples:
         if not isinstance(value, Distribution):

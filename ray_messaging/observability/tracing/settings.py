@@ -55,7 +55,10 @@ def check_tracing(tracing: object) -> None:
 
 
 def tracer_of(tracing: Tracing | None, exp_id: str, name: str) -> AnyTracer:
-    """Return the tracer of a messager, handle or interceptor. Raises the same errors as `check_tracing`."""
+    """Return the tracer of a messager, handle or interceptor.
+
+    Raises: ConfigError if `tracing` is no Tracing, or its file cannot be written; ImportError without OpenTelemetry.
+    """
     if tracing is None:
         return UNTRACED
     check_tracing(tracing)

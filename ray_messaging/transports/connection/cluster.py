@@ -58,10 +58,10 @@ class ClusterNodes:
         return f"a node of the cluster of {', '.join(self._config.cluster)}"
 
     async def primary(self) -> tuple[str, int]:
-        """Return the host and port of the slot's owner, within 3 s.
+        """Return the host and port of the primary that has the experiment's keys, within 3 s.
 
-        Raises: NoPrimaryError if no node answers or the owner is down; WrongSettingsError if the nodes that answer
-        cannot know the owner; AuthenticationError if the nodes refuse the password.
+        Raises: NoPrimaryError if no node answers or the primary is down; WrongSettingsError if the nodes that answer
+        cannot know the primary; AuthenticationError if the nodes refuse the password.
         """
         questions = {_text(address): self._ask(*address) for address in dict.fromkeys([*self._named, *self._seeds])}
         return self._chosen(await answers_of(questions)).address

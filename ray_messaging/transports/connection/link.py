@@ -556,7 +556,9 @@ class RedisLink:
     def _patience_s_for(self, *, full: bool) -> float:
         """Return for how many seconds a failed call is repeated.
 
-        In steps this time is longer, unless the server answers but stores nothing, which `full` says.
+        If the experiment has steps, calls to a server that cannot be reached are repeated for longer than other calls.
+
+        Args: `full` says that the server can be reached, but stores nothing: it is full, or has too few replicas.
         """
         return self.patience_s if self.outage is None or full else self.outage.timeout_s
 

@@ -121,7 +121,7 @@ def test_a_tail_ends_when_nothing_comes(folder):
 
 
 def test_a_tail_refuses_at_once(log):
-    with pytest.raises(InvalidQuery, match="did you mean 'fate'"):
+    with pytest.raises(InvalidQuery, match="write 'fate', or else"):
         log.tail(fat="blocked")
     with pytest.raises(InvalidQuery, match="limit=-1"):
         log.tail(limit=-1)
@@ -160,5 +160,5 @@ def test_rows_in_the_seeds_form(log):
 
 
 def test_an_unknown_question(folder):
-    with pytest.raises(MessagingError, match="no question 'qurey', did you mean 'query'"):
+    with pytest.raises(MessagingError, match="no question 'qurey': write 'query'"):
         ViewSource(folder).ask("qurey")

@@ -126,7 +126,7 @@ def test_a_json_array_is_named_with_the_remedy(write, blame, name, content):
             1,
             "found 'Source Target' (the line has the names of columns, but this format has none)",
         ),
-        ("a, b\nb, c\n", 1, "cells end at white space"),
+        ("a, b\nb, c\n", 1, "separates cells by white space"),
         ("%%MatrixMarket matrix coordinate\n3 3 2\n1 2\n", 1, "Matrix Market file"),
         ("1 2 5\n1.0 2 5\n", 2, "the sender '1.0' is a whole number written as a float"),
         ("# c\n1 2 3\n\n3 x\n", 4, "expected 'src dst time', found '3 x' (2 columns instead of 3)"),
