@@ -161,8 +161,8 @@ def test_an_answer_outside_of_steps_has_its_question_as_its_only_cause(tmp_path)
     (cause,) = log.why("s-1-2").causes
     assert (cause.message.message_id, cause.answered) == ("s-1-1", True)
     assert "outside of steps" in cause.note
-    for ask, others in ((log.why, "a handler of serve"), (log.effects, "an experiment with steps=Steps")):
-        with pytest.raises(ConfigError, match=rf"'s-1-0' was sent outside of steps, .*: ask about .*{others}"):
+    for ask, others in ((log.why, "by a handler of `serve`"), (log.effects, "an experiment with steps=Steps")):
+        with pytest.raises(ConfigError, match=rf"'s-1-0' was sent outside of steps, .*: choose .*{others}"):
             ask("s-1-0")
 
 
