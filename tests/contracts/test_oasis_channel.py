@@ -147,7 +147,7 @@ async def test_a_platform_that_ends_tells_all_that_wait_and_another_goes_on(chan
 
 
 async def test_a_successor_of_a_killed_platform_does_the_rest_and_nothing_twice(channels):
-    killed, agents = Platform(channels(window=2)), channels(timeout=1.5)
+    killed, agents = Platform(channels(window=2)), channels(timeout=8)
     await channels.run(killed)
     killed.gate.clear()
     actions = [asyncio.create_task(acted(agents, n, "create_post")) for n in range(20)]
