@@ -113,7 +113,14 @@ def test_a_writer_that_was_fenced_adds_no_steps_twice_to_what_groups_collect(fol
     write(4, 5, 12)
     write(6, 9, 12)
     write(4, 7, 5)  # late
-    assert read_series(folder).to_pylist() == [{"step": step, "heard": 5 if step < 4 else 12} for step in range(10)]
+    heard = [{"step": step, "heard": 5 if step < 4 else 12} for step in range(10)]
+    assert read_series(folder).to_pylist() == heard
+    of_series = f"{folder.path}/_series/17"
+    folder.filesystem.delete_file(f"{of_series}/00000004-00000007-e5.parquet")  # nobody misses it
+    assert read_series(folder).to_pylist() == heard
+    folder.filesystem.delete_file(f"{of_series}/00000006-00000009-e12.parquet")
+    with pytest.raises(LogError, match=r"00000006-00000009-e12.parquet is gone, which has the series of the steps"):
+        read_series(folder)
 
 
 def test_a_file_of_several_parts_is_read_as_one(folder):
