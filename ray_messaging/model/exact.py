@@ -10,8 +10,8 @@ from dataclasses import is_dataclass
 from datetime import date, datetime, time, timedelta, timezone
 from decimal import Decimal
 from enum import Enum
-from gc import get_referents
-from itertools import chain, compress
+from gc import get_referents, is_tracked
+from itertools import chain
 from sys import getrefcount
 from typing import Any, NamedTuple
 from uuid import UUID
@@ -120,7 +120,7 @@ def _examined(values: list[Any], kinds: set[type]) -> tuple[bool, bool]:
     Args: `kinds` has the types of the values.
     """
     level, alone = values, True
-    # Two objects may refer to each part: the list `level`, and the part's one owner.
+    # Two objects may refer to each dict and list: the list `level`, and its one owner.
     most = _LISTED + 1
     while True:
         within = kinds - _LEAVES
@@ -128,18 +128,22 @@ def _examined(values: list[Any], kinds: set[type]) -> tuple[bool, bool]:
             return False, False
         if not within:
             return True, alone
-        if kinds != within:
-            level = [*compress(level, map(within.__contains__, map(type, level)))]
+        if level is not values or kinds != within:
+            level = [part for part in level if type(part) in _CONTAINERS]
         alone = alone and max(map(getrefcount, level)) <= most
-        # `get_referents` is faster than `_parts`. It also returns the keys of dicts, but no key is a dict or a list,
-        # because these have no hash. In Python 3.13 it leaves out the contents of an object's `__dict__`. But the
-        # object refers to this dict, too, so `alone` is false, and `_parts` is used.
-        level = get_referents(*level) if alone else [*chain.from_iterable(map(_parts, level))]
-        kinds = {*map(type, level)}
+        kinds = {*map(type, _parts(level, alone=alone))}
+        # Only dicts and lists that the garbage collector tracks can have dicts and lists in them.
+        level = _parts([*filter(is_tracked, level)], alone=alone)
 
 
-def _parts(container: Any) -> Iterable[Any]:  # noqa: ANN401 - a dict or a list
-    return chain(container, container.values()) if type(container) is dict else container
+def _parts(containers: list[Any], *, alone: bool) -> list[Any]:
+    """Return the parts of dicts and lists. With `alone`, nothing else refers to the containers."""
+    # `get_referents` is faster. It also returns the keys of dicts, but no key is a dict or a list, because these have
+    # no hash. In Python 3.13 it leaves out the contents of an object's `__dict__`. But the object refers to this dict,
+    # too, so that the dict is not alone.
+    if alone:
+        return get_referents(*containers)
+    return [*chain.from_iterable(chain(each, each.values()) if type(each) is dict else each for each in containers)]
 
 
 def _whole(value: Any, place: str) -> Any:  # noqa: ANN401 - any value
