@@ -175,7 +175,7 @@ class StepInbox:
         if 2 * len(full) > len(counts):
             return cast("Iterator[Messages]", map(_AgentMessages, repeat(rows), lows.tolist(), counts.tolist()))
         # Most agents have no messages, and share one empty object, which nobody can change.
-        found = [_AgentMessages(rows, 0, 0)] * len(counts)
+        found: list[_AgentMessages | _NoMessages] = [_NoMessages.of(self._exp_id)] * len(counts)
         for place, low, count in zip(full.tolist(), lows[full].tolist(), counts[full].tolist(), strict=True):
             found[place] = _AgentMessages(rows, low, count)
         return cast("Iterator[Messages]", iter(found))
@@ -218,13 +218,42 @@ class _DecodedRows:
         return found
 
 
-# msgspec creates a struct in a third of the time that Python takes for a class, so this is no subclass of Messages.
-class _AgentMessages(msgspec.Struct, eq=False, gc=False):
-    """The messages of one agent in a step.
+class _Inbox:
+    """The messages of one agent in a step. All uses but `len` and a loop build a `Messages` of them."""
 
-    Their number is known before they are decoded, and a loop decodes them directly. Any other use builds a `Messages`
-    of them.
-    """
+    __slots__ = ()
+
+    @property
+    def _messages(self) -> Messages:
+        raise NotImplementedError
+
+    def __getattr__(self, name: str) -> Any:  # noqa: ANN401 - any field or method of Messages
+        return getattr(self._messages, name)
+
+    def __getitem__(self, index: Any) -> Any:  # noqa: ANN401 - as that of Messages
+        return self._messages[index]
+
+    def __eq__(self, other: object) -> bool:
+        return self._messages == other
+
+    __hash__ = None  # type: ignore[assignment]  # as a list's
+
+    def __add__(self, other: Iterable[Message]) -> list[Message]:
+        return [*self._messages, *other]
+
+    def __radd__(self, other: Iterable[Message]) -> list[Message]:
+        return [*other, *self._messages]
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return self._messages.__reduce__()
+
+    def __repr__(self) -> str:
+        return repr(self._messages)
+
+
+# msgspec creates a struct in a third of the time that Python takes for a class, so this is no subclass of Messages.
+class _AgentMessages(_Inbox, msgspec.Struct, eq=False, gc=False):
+    """The messages of one agent in a step, whose number is known before they are decoded. A loop decodes them."""
 
     _decoded: _DecodedRows
     _low: int
@@ -245,28 +274,23 @@ class _AgentMessages(msgspec.Struct, eq=False, gc=False):
     def __iter__(self) -> Iterator[Message]:
         return iter(self._decoded.take(self._low, self._low + self._count))
 
-    def __getitem__(self, index: Any) -> Any:  # noqa: ANN401 - as that of Messages
-        return self._messages[index]
 
-    def __getattr__(self, name: str) -> Any:  # noqa: ANN401 - any field or method of Messages
-        return getattr(self._messages, name)
+# Python calls no function for the length of a tuple, which most models ask for in each step.
+class _NoMessages(_Inbox, tuple[()]):  # type: ignore[misc]  # added to others, and hashed, as a list
+    """The messages of an agent that has none."""
 
-    def __eq__(self, other: object) -> bool:
-        return self._messages == other
+    exp_id: str
 
-    __hash__ = None  # type: ignore[assignment]  # as a list's
+    @classmethod
+    def of(cls, exp_id: str) -> "_NoMessages":
+        """Return the empty inbox of an agent of an experiment."""
+        found = cls()
+        found.exp_id = exp_id
+        return found
 
-    def __add__(self, other: Iterable[Message]) -> list[Message]:
-        return [*self, *other]
-
-    def __radd__(self, other: Iterable[Message]) -> list[Message]:
-        return [*other, *self]
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return self._messages.__reduce__()
-
-    def __repr__(self) -> str:
-        return repr(self._messages)
+    @property
+    def _messages(self) -> Messages:
+        return Messages(self.exp_id, [])
 
 
-Messages.register(_AgentMessages)
+Messages.register(_Inbox)

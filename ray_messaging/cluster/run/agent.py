@@ -147,26 +147,23 @@ class Agent:
         Closed after the step.
         """
         # This is the common case of `StepSends.send`, inlined, because the call would take a tenth of a send's time.
-        sends = self._society.sends
-        if (
-            sends is not None
-            and subtopic is sends.subtopic
-            and deliver_at is sends.deliver_at
-            and type(payload) is dict
-            and type(to) is int
-            and to >= 0
-            and to < SMALL
-            and len(sends.to_ids) < BATCH_ROWS
-            and get_ident() == sends.thread
-        ):
-            try:
+        try:
+            sends = self._society.sends
+            if (
+                subtopic is sends.subtopic
+                and deliver_at is sends.deliver_at
+                and type(payload) is dict
+                and type(to) is int
+                and 0 <= to < SMALL
+                and get_ident() == sends.thread
+            ):
                 line = dumps(payload, None, PLAIN)
                 if line == sends.line or sends.begin_run(line):
                     sends.to_ids.append(to)
                     sends.from_places.append(self._place)
                     return
-            except Exception:  # noqa: BLE001, S110 - for invalid input the full checks below raise
-                pass
+        except Exception:  # noqa: BLE001, S110 - for invalid input, and outside of a step, the full checks below raise
+            pass
         self._society.send(self.id, to, payload, subtopic, deliver_at, self._place)
 
     def broadcast(
