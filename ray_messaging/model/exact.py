@@ -130,7 +130,7 @@ def _examined(values: list[Any], kinds: set[type]) -> tuple[bool, bool]:
             return True, alone
         if level is not values or kinds != within:
             level = [part for part in level if type(part) in _CONTAINERS]
-        alone = alone and max(map(getrefcount, level)) <= most
+        alone = alone and sum(map(getrefcount, level)) == most * len(level)
         kinds = {*map(type, _parts(level, alone=alone))}
         # Only dicts and lists that the garbage collector tracks can have dicts and lists in them.
         level = _parts([*filter(is_tracked, level)], alone=alone)

@@ -170,12 +170,15 @@ class StepInbox:
         run.
         """
         lows, counts = (each[places] for each in self._spans)
+        nothing = _NoMessages.of(self._exp_id)
+        if self._batch is None:
+            return cast("Iterator[Messages]", repeat(nothing, len(counts)))
         rows = _DecodedRows(self._exp_id, self._batch)
         full = np.flatnonzero(counts)
         if 2 * len(full) > len(counts):
             return cast("Iterator[Messages]", map(_AgentMessages, repeat(rows), lows.tolist(), counts.tolist()))
         # Most agents have no messages, and share one empty object, which nobody can change.
-        found: list[_AgentMessages | _NoMessages] = [_NoMessages.of(self._exp_id)] * len(counts)
+        found: list[_AgentMessages | _NoMessages] = [nothing] * len(counts)
         for place, low, count in zip(full.tolist(), lows[full].tolist(), counts[full].tolist(), strict=True):
             found[place] = _AgentMessages(rows, low, count)
         return cast("Iterator[Messages]", iter(found))

@@ -461,13 +461,13 @@ class StepSends:
 
     def _close_rows(self) -> None:
         """Put the single messages that are not in a batch yet into batches."""
+        if not self.to_ids:
+            return
         to_ids, runs, lines, routes, routed = self.to_ids, self._runs, self._lines, self._routes, self._routed
         senders, self.from_places = self.from_places, []
         self.to_ids, self._runs, self._lines, self.line = [], [], {}, b""
         self._routes, self._routed, self._from_id, self.subtopic = {}, array("q"), _NOBODY, _NOBODY
         replies, self._replies, self._counted = self._replies, {}, (Counter(), 0)
-        if not to_ids:
-            return
         count = len(to_ids)
         # `pack` is twice as fast as numpy.
         firsts, numbers = np.frombuffer(pack(f"={len(runs)}q", *runs), np.int64).reshape(-1, _CELLS).T

@@ -353,7 +353,8 @@ class AgentLoop:
         self._calls: StepCalls | None = None  # the calls of the model in the step that runs
         self._threads = ThreadPoolExecutor(concurrency, "remembered call")
         self._look_ahead: LookAhead | None = None
-        if reached is not None and is_async(model):
+        self._is_async = is_async(model)
+        if reached is not None and self._is_async:
             self._look_ahead = LookAhead(self, model, self._holder, concurrency, reached)
         self._flights: dict[int, Flights] = {}  # by step, the calls that the look-ahead and the step share
 
@@ -386,11 +387,20 @@ class AgentLoop:
         look = None if memory is None or ahead is None else self._look_ahead
         self.calls = None if memory is None else self._calls_for(memory, shared=look is not None)
         here = self.seats and self.seats.intersection(agent.id for agent in agents)
-        model: Model = self._seated if here and self._seated is not None else self._model
+        seated = self._seated if here else None
+        model: Model = seated or self._model
         # Seats come on top of the limit, so that people keep no other agents waiting.
         concurrency = min(self._concurrency + len(here), len(agents))
         self._calls = StepCalls(
-            model, self._model_thread, self._holder, self.calls, self._failed, concurrency, self._timeout, here
+            model,
+            self._is_async or seated is not None,
+            self._model_thread,
+            self._holder,
+            self.calls,
+            self._failed,
+            concurrency,
+            self._timeout,
+            here,
         )
         if look is not None and ahead is not None:
             self._run_ahead(look, self._calls, step, called, ahead, anew=anew)

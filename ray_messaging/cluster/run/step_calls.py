@@ -66,12 +66,14 @@ RESULT = "the result of me.remember"  # the name, in errors, of a value that can
 class StepCalls:
     """The calls of a model's function for the agents of a group in one step. They run in the model's thread.
 
-    Args: `timeout` is the number of seconds for one agent (None: no limit), except for the agents in `untimed`;
-    `failed` builds the error for an agent's failure. `begin` is called in the event loop before the first call is
-    awaited. If the step fails, `stop` is called, and returns the calls of the look-ahead that are under way.
+    Args: `is_async` says whether the model's function is async; `timeout` is the number of seconds for one agent (None:
+    no limit), except for the agents in `untimed`; `failed` builds the error for an agent's failure. `begin` is called
+    in the event loop before the first call is awaited. If the step fails, `stop` is called, and returns the calls of
+    the look-ahead that are under way.
     """
 
     model: "Model"
+    is_async: bool
     thread: ModelThread
     holder: Holder
     remembered: "RememberedCalls | None"
@@ -83,7 +85,6 @@ class StepCalls:
     stop: "Callable[[], set[asyncio.Task[Any]]] | None" = None
 
     def __post_init__(self) -> None:
-        self._is_async = is_async(self.model)
         self._running: dict[Agent, float] = {}  # by agent, the time at which its call began
         self._workers: list[asyncio.Task[None]] = []
         # With a look-ahead: held by the worker that takes the next agent, so that in each turn of the event loop only
@@ -95,7 +96,7 @@ class StepCalls:
 
     async def run(self, agents: "Iterable[tuple[Agent, Messages]]") -> None:
         """Call the model for agents in ascending order; raise the first error."""
-        watched = self.timeout is not None or self._is_async
+        watched = self.timeout is not None or self.is_async
         try:
             await self.thread.call(self._call_all, agents, look=self._look if watched else None)
         finally:
@@ -162,7 +163,7 @@ class StepCalls:
 
     def _call_all(self, agents: "Iterable[tuple[Agent, Messages]]") -> None:
         calls = self._calls(agents)
-        if not self._is_async:  # such a model may still return awaitables, for example if it is decorated
+        if not self.is_async:  # such a model may still return awaitables, for example if it is decorated
             calls = iter([*calls])
         if (first := next(calls, None)) is not None:
             self.thread.wait_for(self._await_all(chain([first], calls)))
