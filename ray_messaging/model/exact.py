@@ -4,7 +4,7 @@ The bytes are msgpack. Values that msgpack alone does not keep exactly (a tuple,
 extension type.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import is_dataclass
 from datetime import date, datetime, time, timedelta, timezone
@@ -99,6 +99,16 @@ def kept_exactly(values: list[dict[Any, Any]], kinds: set[type], place: str) -> 
     return encoded, values if alone else decode_exactly(encoded)
 
 
+def is_kept_exactly(values: list[dict[Any, Any]], kinds: set[type]) -> bool:
+    """Return whether `kept_exactly` would return these dicts themselves. This does not encode them.
+
+    A str that cannot be encoded, because half of a surrogate pair is missing, is not noticed.
+
+    Args: `kinds` has the types of the dicts, because some may be of a subclass.
+    """
+    return all(_examined(values, kinds, may_loop=True))
+
+
 def joined_lists(parts: Sequence[bytes], count: int) -> bytes:
     """Return encoded lists as one encoded list of `count` items.
 
@@ -111,13 +121,13 @@ def joined_lists(parts: Sequence[bytes], count: int) -> bytes:
     return b"".join([head, *(part[_HEAD:] for part in parts[:-1]), parts[-1][_HEAD if last >= _SHORT else 1 :]])
 
 
-def _examined(values: list[Any], kinds: set[type]) -> tuple[bool, bool]:
+def _examined(values: list[Any], kinds: set[type], *, may_loop: bool = False) -> tuple[bool, bool]:
     """Return whether msgpack alone encodes values exactly, and whether each dict and list in them is used only once.
 
-    All parts on the same level of nesting are checked together, which is many times as fast as a call for each part. A
-    value must not contain itself; the caller has made sure of that by encoding the values first.
+    All parts on the same level of nesting are checked together, which is many times as fast as a call for each part.
 
-    Args: `kinds` has the types of the values.
+    Args: `kinds` has the types of the values. With `may_loop`, a value may contain itself; then the answer is no as
+    soon as a dict or list is used twice. Otherwise the caller has encoded the values, which such a value prevents.
     """
     level, alone = values, True
     # Two objects may refer to each dict and list: the list `level`, and its one owner.
@@ -131,6 +141,8 @@ def _examined(values: list[Any], kinds: set[type]) -> tuple[bool, bool]:
         if level is not values or kinds != within:
             level = [part for part in level if type(part) in _CONTAINERS]
         alone = alone and sum(map(getrefcount, level)) == most * len(level)
+        if may_loop and not alone:
+            return False, False
         kinds = {*map(type, _parts(level, alone=alone))}
         # Only dicts and lists that the garbage collector tracks can have dicts and lists in them.
         level = _parts([*filter(is_tracked, level)], alone=alone)

@@ -278,8 +278,8 @@ class _AgentMessages(_Inbox, msgspec.Struct, eq=False, gc=False):
         return iter(self._decoded.take(self._low, self._low + self._count))
 
 
-# Python calls no function for the length of a tuple, which most models ask for in each step.
-class _NoMessages(_Inbox, tuple[()]):  # type: ignore[misc]  # added to others, and hashed, as a list
+# Python calls no function for the length of a tuple, for which most models ask in each step.
+class _NoMessages(_Inbox, tuple[()]):  # type: ignore[misc]  # noqa: SLOT001 - it has an attribute
     """The messages of an agent that has none."""
 
     exp_id: str

@@ -26,13 +26,19 @@ from ray_messaging.cluster.run.run_plan import Reached, Rows
 from ray_messaging.cluster.run.seated import AskSeat, SeatedModel, TellSeat
 from ray_messaging.cluster.run.step_calls import NO_LIMITS, Flights, RememberedCalls, StepCalls
 from ray_messaging.common.awaitables import RAISED, is_async
-from ray_messaging.default_limits_and_leases import BATCH_ROWS
 from ray_messaging.errors import Closed, ConfigError, InvalidPayload, MessagingError, NoQuestion, StepFailed
 from ray_messaging.message import Message
 from ray_messaging.messages import Messages
 from ray_messaging.model.agent_sets import NO_AGENTS, AgentSet
 from ray_messaging.model.calls import UNUSED, AgentAtCalls, CallRecord, CallsNow, encode_calls
-from ray_messaging.model.exact import BLOCK, decode_exactly, encode_exactly, joined_lists, kept_exactly
+from ray_messaging.model.exact import (
+    BLOCK,
+    decode_exactly,
+    encode_exactly,
+    is_kept_exactly,
+    joined_lists,
+    kept_exactly,
+)
 from ray_messaging.model.json_form import PLAIN
 from ray_messaging.model.read_only import ReadOnlyDict
 from ray_messaging.observability.tracing.untraced import UNTRACED, AnyTracer
@@ -150,7 +156,8 @@ class Agent:
         try:
             sends = self._society.sends
             if (
-                subtopic is sends.subtopic
+                sends is not None
+                and subtopic is sends.subtopic
                 and deliver_at is sends.deliver_at
                 and type(payload) is dict
                 and type(to) is int
@@ -162,7 +169,7 @@ class Agent:
                     sends.to_ids.append(to)
                     sends.from_places.append(self._place)
                     return
-        except Exception:  # noqa: BLE001, S110 - for invalid input, and outside of a step, the full checks below raise
+        except Exception:  # noqa: BLE001, S110 - for invalid input the full checks below raise
             pass
         self._society.send(self.id, to, payload, subtopic, deliver_at, self._place)
 
@@ -287,7 +294,8 @@ class AgentLoop:
     never run for it.
 
     Args: `reached` says to which agents of the group the agents of other groups may send (None: there is no graph, so
-    that no agent runs in a later step ahead of time).
+    that no agent runs in a later step ahead of time). Without `stores_states`, states are examined, but the steps do
+    not get them, so that no step can run again.
     """
 
     def __init__(
@@ -305,6 +313,7 @@ class AgentLoop:
         collector: Collector | None = None,
         only_active: bool = False,
         reached: Reached | None = None,
+        stores_states: bool = True,
     ) -> None:
         self.step: Step | None = None
         self.open_step: Step | None = None  # the step, while the model's function may send
@@ -331,6 +340,7 @@ class AgentLoop:
         self.staying: set[int] = set()  # the places of the agents that asked to stay active
         self.stopping: set[int] = set()  # the places of the agents that stop after this step
         self.only_active = only_active
+        self._stores_states = stores_states
         # With `only_active`: the places of the agents for which the model is called even without messages.
         self._active: list[int] = []
         self._forms: list[msgspec.Raw] = []  # with `only_active`: the encoded states of all agents, or []
@@ -419,8 +429,7 @@ class AgentLoop:
             step.keep_series(await self._model_thread.call(collected))
         if look is not None and (look.is_busy or look.listens):
             self._model_thread.go_on()
-        if agents or not self._forms:
-            step.state = self._encoded(agents)
+        self._keep_states(step, agents)
         self.last_step = step.number
 
     def _calls_for(self, memory: CallMemory, *, shared: bool, early: bool = False) -> RememberedCalls:
@@ -615,6 +624,13 @@ class AgentLoop:
         return {agent: (state, place in ended, place in awake) for place, (agent, state) in kept}
 
     def _load(self, step: Step) -> None:
+        if self.last_step is not None and not self._stores_states:
+            raise step_failed(
+                RuntimeError("it cannot run again, because this run does not store its states: begin the run anew"),
+                "the run",
+                self.group,
+                step.number,
+            )
         self.generators = StepGenerators(step.seed, START, step.places)
         self.step = self.open_step = None
         self.number, self.send, self.sends = START, self._refuse, None
@@ -636,16 +652,24 @@ class AgentLoop:
         where = "in start=" if self.step is None else "in collect=, which may only read"
         return ConfigError(f"agent {agent!r} cannot {what} {where}: do so in the model's function")
 
+    def _keep_states(self, step: Step, called: Sequence[Agent]) -> None:
+        """Keep the agents' states after a step in which the model was called for the agents `called`."""
+        if self.stopping:
+            self._stopped, self.stopping = sorted({*self._stopped, *self.stopping}), set()
+        if not self._stores_states:
+            self._keep(called)
+        elif called or not self._forms:
+            step.state = self._encoded(called)
+        self._active = sorted(self.staying)
+
     def _encoded(self, called: Sequence[Agent]) -> bytes:
         """Return all states, encoded for the commit, and give the agents copies that are decoded from the result.
 
         After that, as after a restart, a state shares no object with another agent or with the model. With
         `only_active`, only the states of agents for which the model was called are encoded again.
         """
-        if self.stopping:
-            self._stopped, self.stopping = sorted({*self._stopped, *self.stopping}), set()
         changed = called if self._forms else self._agents
-        encoded = self._keep(changed)
+        encoded = joined_lists(self._keep(changed), len(changed))
         if not self.only_active:
             return _encode((self._ids, msgspec.Raw(encoded), self._stopped, None))
         forms = [form.copy() for form in _parts_of(encoded)]
@@ -654,23 +678,25 @@ class AgentLoop:
                 self._forms[agent._place] = form
         else:
             self._forms = forms
-        self._active = sorted(self.staying)
-        return _encode((self._ids, self._forms, self._stopped, self._active))
+        return _encode((self._ids, self._forms, self._stopped, sorted(self.staying)))
 
-    def _keep(self, agents: Sequence[Agent], function: str = "the model") -> bytes:
-        """Return the encoded states of agents. If states may share objects, give the agents decoded copies.
+    def _keep(self, agents: Sequence[Agent], function: str = "the model") -> list[bytes]:
+        """Return the encoded states of agents, in blocks. If states may share objects, give the agents decoded copies.
+
+        If no states are stored, most blocks are b"".
 
         Raises: StepFailed for a state that cannot be kept; the error says that `function` made the state.
         """
         firsts = range(0, len(agents) or 1, BLOCK)
-        parts = [self._keep_block(agents[first : first + BLOCK], function) for first in firsts]
-        return joined_lists(parts, len(agents))
+        return [self._keep_block(agents[first : first + BLOCK], function) for first in firsts]
 
     def _keep_block(self, agents: Sequence[Agent], function: str) -> bytes:
         states = [agent.state for agent in agents]
         kinds = {*map(type, states)}
         for agent in () if kinds <= {dict} else agents:
             self._check_state(agent, function)
+        if not self._stores_states and is_kept_exactly(states, kinds):
+            return b""
         try:
             encoded, kept = kept_exactly(states, kinds, _STATE)
         except InvalidPayload:

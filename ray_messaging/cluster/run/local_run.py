@@ -351,6 +351,8 @@ async def _run(
         # Nobody else reads the steps of a group that is alone, so they need no server.
         alone = len(plans) == 1 and log is None and reviewer is None and not keep
         store = await _in_memory(messagers[0].engine, settings, goes_on=former is not None) if alone else store
+        # If a budget of calls ends the run in a step, or `pace` repeats a step, the states before that step are needed.
+        stores_states = not alone or limits is not None or pace is not None
         shown = set[str]()
         # Digests cannot be computed later if a StepRule may change messages, or if a log reads them from the server.
         later = [] if reviewer is not None or log is not None else _later_digests(len(plans), ending, limits, settings)
@@ -360,7 +362,16 @@ async def _run(
         for messager, copied, own in zip_longest(messagers, shared, later):
             actors.append(RunActor(messager, shown, limit_calls, own))
             runs_ahead = 0 if supervised else ahead
-            inputs.append(RunInputs(_known(model), _known(options), _known(copied), plan_of, ahead=runs_ahead))
+            inputs.append(
+                RunInputs(
+                    _known(model),
+                    _known(options),
+                    _known(copied),
+                    plan_of,
+                    ahead=runs_ahead,
+                    stores_states=stores_states,
+                )
+            )
         _end_with(stack, actors, calls, supervising)
 
         async def go_on(last: int, **asked: bool) -> Sequence[GroupResult]:

@@ -85,7 +85,7 @@ class RunInputs(NamedTuple):
     inputs that it needs, and loads each of them once. `parent_calls` is the log folder of a fork's parent: its stored
     results answer equal calls (None: there is no parent). `change` sets states before a step. People act for the agents
     in `seats`. `ahead` is the number of steps by which agents may run ahead of the open step. `run` is a name that no
-    other run of the experiment has.
+    other run of the experiment has. Without `stores_states`, nobody needs the states before the run ends.
     """
 
     model: Any
@@ -97,6 +97,7 @@ class RunInputs(NamedTuple):
     seats: frozenset[AgentId] = frozenset()
     ahead: int = 0
     run: str = ""
+    stores_states: bool = True
 
 
 class RunActor:
@@ -279,7 +280,7 @@ class RunActor:
     async def _load(self, group: str, messaging: "Messaging | None", inputs: RunInputs) -> None:
         plan: GroupPlan = await inputs.plans[group]
         model, options, shared = await inputs.model, await inputs.options, await inputs.shared
-        self._society = society_of(plan, model, options, shared, self._thread)
+        self._society = society_of(plan, model, options, shared, self._thread, stores_states=inputs.stores_states)
         self._society.change, self._parent_calls, self._ahead = inputs.change, inputs.parent_calls, inputs.ahead
         self._run = inputs.run
         self._watch = ModelWatch(model, {"shared": shared, "me.data": changeable(plan.rows)}, self._told)
@@ -451,8 +452,13 @@ def society_of(
     options: RunOptions,
     shared: object,
     thread: ModelThread | None = None,
+    *,
+    stores_states: bool = True,
 ) -> "AgentLoop | CrowdSociety":
-    """Return the agents of a group with the model's function, which runs in `thread` (None: a new one)."""
+    """Return the agents of a group with the model's function, which runs in `thread` (None: a new one).
+
+    Args: with `stores_states`, each step gets the agents' states, with which the next step can run again.
+    """
     collector = None if options.collect is None else Collector(options.collect, options.collect_every)
     model, start = as_one(model, 2), as_one(options.start, 1)
     if options.by == "group":
@@ -472,6 +478,7 @@ def society_of(
         collector=collector,
         only_active=options.only_active,
         reached=plan.reached,
+        stores_states=stores_states,
     )
 
 

@@ -3,6 +3,7 @@
 import pickle
 from collections.abc import Sequence
 from copy import copy
+from operator import add
 from threading import Thread
 
 import numpy as np
@@ -25,12 +26,12 @@ from ray_messaging.steps.step_inbox import FoldedBatch, StepInbox
 from ray_messaging.wire.frames import decode, encode
 
 
-def numbered(lines):
-    """Return the inbox of agents 1 and 2, by turns, of lines from agent 7."""
+def numbered(lines, agents=(1, 2)):
+    """Return the inbox of agents, of which 1 and 2, by turns, hear lines from agent 7."""
     to_ids = [1 + place % 2 for place in range(len(lines))]
     extension = Extension(attempt=1, deliver=4, ordinal=np.arange(len(lines), dtype=np.uint32))
     batch = batch_to(to_ids, [7] * len(lines), step=3, sent_at=5.0, lines=PayloadColumn.of(lines), extension=extension)
-    return StepInbox("exp", AgentPlaces(AgentSet.of([1, 2])), [batch])
+    return StepInbox("exp", AgentPlaces(AgentSet.of(agents)), [batch])
 
 
 @pytest.mark.parametrize("bad", [b"no JSON", b"[1", b"", b"1,2", b'{"n":1}{"n":2}', b"\xff"])
@@ -156,3 +157,25 @@ def test_broadcasts_whose_subtopics_have_other_hearers_are_read_as_messages():
     with pytest.raises(ConfigError, match=r"different agents of this group.*read these broadcasts from step\.messages"):
         inbox.heard("*")
     assert [len(messages) for _, messages in inbox.by_agent()] == [0, 2, 1]
+
+
+def test_the_messages_of_an_agent_that_has_none_are_used_as_all_other_messages():
+    read = numbered([b'{"n":0}', b'{"n":1}', b'{"n":2}'])
+    for inbox, agents in (
+        (StepInbox("exp", AgentPlaces(AgentSet.of(range(3))), []), 3),
+        (numbered([b"{}"], range(8)), 8),
+    ):
+        found = [*inbox.inboxes()][agents - 1]
+        assert isinstance(found, Messages)
+        assert (len(found), bool(found), [*found], found.exp_id, found.more) == (0, False, [], "exp", False)
+        assert found == [] == found
+        assert found == inbox.of(agents - 1)
+        assert found != [*read.messages]
+        assert add(found, [*read.messages]) == add([*read.messages], found) == [*read.messages]
+        assert found.payloads == found.to_pandas().index.tolist() == found[:] == []
+        assert repr(found) == repr(inbox.of(agents - 1))
+        assert pickle.loads(pickle.dumps(found)) == copy(found) == []
+        with pytest.raises(IndexError, match="there is no message 0"):
+            found[0]
+        with pytest.raises(TypeError, match="unhashable"):
+            hash(found)

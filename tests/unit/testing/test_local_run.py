@@ -13,6 +13,8 @@ import weakref
 import numpy as np
 import pandas as pd
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from support.patience import WAIT_S
 from support.ripple import ripple, ripple_start
 from support.rumour import Rumour, blocks, sequential, small_world
@@ -406,3 +408,79 @@ def test_an_agent_that_sets_stopped_in_place_of_a_call_of_stop_is_told():
 
     with pytest.raises(StepFailed, match=r"stopped.* no setter"):
         run(model, agents=2, until=2, progress=False)
+
+
+COMMON = st.sampled_from(["list", "dict", "array", "tuple", "bytes", "state"])
+CHANGES = st.lists(st.tuples(st.integers(0, 3), st.integers(0, 5), COMMON), max_size=12)  # step, agent, what
+
+
+def changing(changes, common):
+    """Return a model whose agents put objects that others have, too, into their states, and change what they have."""
+
+    def model(me, inbox):
+        for value in me.state.values():
+            if type(value) is list:
+                value.append(me.step)
+            elif type(value) is dict:
+                value.setdefault("by", []).append(me.id)
+            elif type(value) is np.ndarray:
+                value += 1
+        for step, agent, what in changes:
+            if (step, agent) == (me.step, me.id):
+                me.state[what] = common[what]
+                me.send((me.id + 1) % 6, {"n": me.step})
+
+    return model
+
+
+@settings(max_examples=40, deadline=None)
+@given(CHANGES, st.sampled_from([(1, False), (2, False), (1, True)]))
+def test_states_share_no_object_whether_or_not_anybody_stores_them(changes, layout):
+    groups, only_active = layout
+    common = {"list": [0], "dict": {"n": 1}, "array": np.zeros(2), "tuple": (1, 2), "bytes": b"b"}
+    common["state"] = {"list": common["list"]}
+    first = []
+    model, alone = changing(changes, copy.deepcopy(common)), {each: {"first": []} for each in range(6)}
+    sent = set()
+    for step in range(4):
+        for agent, state in alone.items():
+            if step == 0 or not only_active or (step - 1, (agent - 1) % 6) in sent:
+                me = SimpleAgent(agent, step, state)
+                model(me, [])
+                sent |= {(step, agent)} if me.sends else set()
+        alone = {agent: {key: copy.deepcopy(each) for key, each in state.items()} for agent, state in alone.items()}
+    found = run(
+        changing(changes, common),
+        agents=6,
+        groups=groups,
+        until=4,
+        start=lambda me: {"first": first},
+        only_active=only_active,
+        progress=False,
+    )
+    assert repr(dict(found.states)) == repr(alone)
+
+
+class SimpleAgent:
+    """An agent of the plain loop."""
+
+    def __init__(self, agent, step, state):
+        self.id, self.step, self.state, self.sends = agent, step, state, 0
+
+    def send(self, to, payload):
+        self.sends += 1
+
+
+def test_a_value_that_no_run_keeps_is_refused_in_a_run_that_stores_none_too():
+    looped = []
+    looped.append(looped)
+    for value, text in ((object(), "would not be equal"), (looped, "contains itself"), (bytearray(b"a"), "keep bytes")):
+
+        def model(me, inbox, value=value):
+            if (me.id, me.step) == (2, 1):
+                me.state["x"] = {"y": [value]}
+
+        with pytest.raises(StepFailed, match=text) as caught:
+            run(model, agents=5, until=3, progress=False)
+        assert (caught.value.agent, caught.value.step) == (2, 1)
+        assert "me.state" in str(caught.value)
