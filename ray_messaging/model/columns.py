@@ -328,8 +328,8 @@ class PayloadColumn(msgspec.Struct, eq=False):
                 made = cls(blob, len(payloads))
                 if _count(blob, 0) != len(payloads):
                     raise InvalidPayload(_NEWLINE)
-                # If the blob is not above the limit, no payload is.
-                if len(blob) <= limit_bytes or max(map(len, made.list)) <= limit_bytes:
+                # If the blob is not above the limit, no payload is. Each line has one byte more than its payload.
+                if len(blob) <= limit_bytes or int(made.weights.max()) - 1 <= limit_bytes:
                     return made
         return cls.of([_encode_row(row, payload, limit_bytes) for row, payload in enumerate(payloads)])
 
