@@ -266,7 +266,7 @@ class Messager(names.ChannelNames):
         return await self.conversation.ask_columns(from_ids, to_ids, payloads, subtopic, timeout)
 
     async def reply(self, message: Message, payload: Payload) -> Receipt:
-        """Answer a question, a message with `expects_answer`, and return the receipt of the answer.
+        """Answer a question, a message whose `expects_answer` is True, and return the receipt of the answer.
 
         Raises: NoQuestion if the message expects no answer, or if this process has answered it already; otherwise the
         same errors as `send_message`, such as InvalidPayload, MailboxFull and OutcomeUnknown.
@@ -490,8 +490,8 @@ class Messager(names.ChannelNames):
     def get_log_list(self) -> list[dict[str, Any]]:
         """Return the latest sends as dicts in the form of AgentSociety's log list, the oldest first.
 
-        The keys are channel, payload, from_id, to_id, start_time (unix seconds), consumption (seconds), sent, fate,
-        rule, reason and message_id.
+        The keys are channel, payload, from_id, to_id, start_time (unix seconds), consumption (how many seconds the send
+        took), sent (whether the message was delivered or published), fate, rule, reason and message_id.
         """
         return self.engine.log.rows()
 

@@ -285,7 +285,10 @@ class Receipts(Sequence[Receipt]):
         )
 
     def to_pandas(self) -> Any:  # noqa: ANN401 - pandas.DataFrame, where pandas is installed
-        """Return a pandas.DataFrame of message_id, fate, rule, reason, consumption (s)."""
+        """Return a pandas.DataFrame with a row for each message.
+
+        The columns are message_id, fate, rule, reason and consumption (how many seconds the send took).
+        """
         from ray_messaging.common.tables import data_frame  # noqa: PLC0415 - pandas is optional
 
         return data_frame(

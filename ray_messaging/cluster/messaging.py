@@ -193,8 +193,9 @@ class Messaging(AbstractContextManager["Messaging"]):
             at_step: The first step that may differ from the parent's step; None: the step after the last checkpoint.
             rules: The fork's rules. A rule that has the name of a rule of the parent begins with what that rule
                 remembered.
-            states: Values to set in agents' states before step `at_step`, such as `{3: {"mood": 0.5}}`. With
-                by="group" the values are set in these agents' rows of the state's arrays.
+            states: Values to set in agents' states before step `at_step`, such as `{3: {"mood": 0.5}}`. In a run with
+                by="group" (see `run`) each key names an array of the group's state, and the value is set at the agent's
+                place in that array.
             redis: As for `start`.
             settings: As for `start`.
             data_dir: As for `start`.

@@ -354,21 +354,22 @@ class EventLog:
         return found
 
     def digest(self, step: int) -> bytes:
-        """Return the digest of a step. Equal messages give equal digests, whatever groups the agents are in.
+        """Return the digest of a step: a hash of 32 bytes, computed from the step's messages.
 
-        The digest covers the messages that groups sent in the step, and the messages from outside that were read in the
-        step. Messages from outside that a rule blocked or rewrote are left out. The digest is final once all groups
-        have ended the step. A step that did not run has the same digest as a step without messages. To tell them apart,
-        use `messaging.steps.digest`. See docs/steps.md.
+        Equal messages give equal digests, whatever groups the agents are in. The digest covers the messages that groups
+        sent in the step, and the messages from outside that were read in the step. Messages from outside that a rule
+        blocked or rewrote are left out. The digest is final once all groups have ended the step. A step that did not
+        run has the same digest as a step without messages. To tell them apart, use `messaging.steps.digest`. See
+        docs/steps.md.
 
         Raises: LogError if a file of the log is gone.
         """
         return bytes(self._source.ask("digest", step=step))
 
     def history_digest(self, step: int) -> bytes:
-        """Return the digest of all steps up to `step`.
+        """Return one hash, computed from the digests of the steps 0 to `step` (see `digest`).
 
-        Two runs give the same result if each of these steps has the same digest in both runs.
+        If these steps have the same digests in another run, this method returns the same hash for that run.
 
         Raises: LogError if a file of the log is gone.
         """

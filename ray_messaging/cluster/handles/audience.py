@@ -64,7 +64,7 @@ class Audience:
 
     @property
     def version(self) -> int:
-        """Return the number of the newest version (the first is 1); raise UnknownName if the audience was removed."""
+        """Return the number of changes of the audience plus 1; raise UnknownName if the audience was removed."""
         return self._newest().version
 
     @property

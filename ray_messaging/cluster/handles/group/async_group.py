@@ -92,9 +92,9 @@ class StampedHandle:
 class AsyncGroup(StampedHandle):
     """The calls of a group's handle for async code: `await group.aio.send(...)`.
 
-    `group.aio` is a separate handle with the same `step`, so it does not commit what `group` has fetched. Several event
-    loops may send at the same time. `fetch_messages` and `ack` raise ConfigError if a call in another event loop is
-    waiting.
+    `group.aio` is a separate handle with the same `step`: a fetch by `group.aio` does not commit messages that `group`
+    has fetched. Several event loops may send at the same time. `fetch_messages` and `ack` raise ConfigError if a call
+    in another event loop is waiting.
     """
 
     def __init__(
@@ -343,7 +343,7 @@ class AsyncGroup(StampedHandle):
         answers.late = found.late
 
     async def reply(self, message: Message, payload: Payload) -> Receipt:
-        """Answer a question, a fetched message with `expects_answer`, and return the receipt of the answer.
+        """Answer a question, a fetched message whose `expects_answer` is True, and return the receipt of the answer.
 
         Raises: NoQuestion if the message expects no answer, or if this process has answered it already; otherwise the
         same errors as `Messager.send_message`, such as InvalidPayload, MailboxFull and OutcomeUnknown.
@@ -359,7 +359,10 @@ class AsyncGroup(StampedHandle):
         return await self.reply_to(slices_of(messages), payloads)
 
     async def reply_to(self, questions: Sequence[Slice], payloads: object, *, failed: bool = False) -> Receipts:
-        """Answer questions. With `failed`, the payloads say why the handlers of the questions have failed."""
+        """Answer questions; return a receipt for each answer.
+
+        With `failed`, the payloads say why the handlers of the questions have failed.
+        """
         exp_id, payload_bytes = self._experiment.exp_id, self._payload_bytes
         receipts = await self._relay(
             replies_to(questions, payloads, exp_id, payload_bytes, self._stamp.step, failed=failed)
@@ -575,7 +578,7 @@ class AsyncGroup(StampedHandle):
         return found
 
     async def fates(self, step: int) -> "Counter[str]":
-        """Return the number of the messages that this group sent in a step, by fate, such as "delivered".
+        """Return how many messages of this group in a step have each fate: {"delivered": 3, "blocked": 1}, for example.
 
         Raises: UnknownName if some group of the experiment has not committed the step yet, or if the step is more than
         64 steps old; ConfigError if the experiment has no steps.
