@@ -70,5 +70,8 @@ class LocalServer:
         return self
 
     def open_backend(self) -> RedisBackend:
-        """Start the server unless it runs, and return its backend; raise ServerFailed if it does not start."""
+        """Start the server unless it runs, and return the object by which this package uses it, a RedisBackend.
+
+        Raises: ServerFailed if the server does not start.
+        """
         return RedisBackend(self._server.start(), first_steps=self._steps)

@@ -34,8 +34,8 @@ class Step:
     is read in the next step, or in step `deliver_at`. Messages are sent when the step is committed. A request for the
     next step commits this step. If the step runs again after a fault, its inbox, the order of the inbox, and the random
     numbers are the same. `arrivals` has the agents that came from other groups at this step, with the states of these
-    groups. `before` has the group's own agents in the previous step. `blocked` has the messages that the group's agents
-    sent in the previous step, but that rules blocked.
+    groups. `before` has the agents that the group had in the previous step. `blocked` has the messages that the group's
+    agents sent in the previous step, but that rules blocked.
     """
 
     def __init__(
@@ -89,7 +89,7 @@ class Step:
 
     @property
     def messages(self) -> Messages:
-        """Return all messages for the agents, in canonical order: by to_id, step sent, from_id, order of sending."""
+        """Return all messages for the agents, sorted by to_id, step of sending, from_id, and order of sending."""
         return self._inbox.messages
 
     def by_agent(self) -> Iterator[tuple[AgentId, Messages]]:
@@ -202,8 +202,8 @@ class Step:
         The broadcasts are also in `messages`. There, the message for one hearer of a broadcast is made only when it is
         read.
 
-        Raises: UnknownName if `audience` is not an audience or its name; ConfigError if the broadcasts were to several
-        versions of the audience.
+        Raises: UnknownName if `audience` is not an audience or its name; ConfigError if the audience changed between
+        the broadcasts that are read in this step.
         """
         return self._inbox.heard(name_of(audience))
 
@@ -242,7 +242,7 @@ class Step:
         return StepQuestionIds(self.number, joined_ids(senders), joined_arrays(ordinals))
 
     def reply(self, message: Message, payload: object, *, deliver_at: int | None = None) -> None:
-        """Answer a question that was read in this step. The answer is read in the next step, or in `deliver_at`.
+        """Answer a question that was read in this step. The answer is read in the next step, or in step `deliver_at`.
 
         Raises: NoQuestion for a message that is not a question, was answered, or was read in another step; otherwise
         the same errors as `send_columns`, such as InvalidPayload and ConfigError.
@@ -273,8 +273,7 @@ class Step:
     def move(self, audience: object, ids: object, positions: object) -> None:
         """Set the positions of some of the group's agents in an audience, an array (n, 2) or (n, 3).
 
-        All groups use the new positions in the next step, as one new version of the audience. If a position is set
-        twice in a step, the last one counts.
+        All groups use the new positions in the next step. If a position is set twice in a step, the last one counts.
 
         Raises: UnknownName for an audience that does not exist in this step; UnknownSender for an agent of another
         group; InvalidColumns if the arguments do not fit together; Closed after the step. The commit raises UnknownName

@@ -203,7 +203,7 @@ class Agent:
         return self._open_step.ask(self.id, check_id(to), payload, subtopic=subtopic, deliver_at=deliver_at)
 
     def reply(self, message: Message, payload: object, *, deliver_at: int | None = None) -> None:
-        """Answer a question that was read in this step. The answer is read in the next step, or in `deliver_at`.
+        """Answer a question that was read in this step. The answer is read in the next step, or in step `deliver_at`.
 
         Raises: NoQuestion for a message that is not a question, was answered, was read in another step, or was a
         question to another agent; otherwise the same errors as `send`, such as InvalidPayload and ConfigError.

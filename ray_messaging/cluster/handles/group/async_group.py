@@ -150,7 +150,7 @@ class AsyncGroup(StampedHandle):
     ) -> Receipt:
         """Send one message to an agent, and return its receipt; from_id None is the user.
 
-        If a rule blocks the message, no error is raised; the receipt has the fate "blocked" and the reason.
+        If a rule blocks the message, no error is raised: `receipt.fate` is "blocked", and `receipt.reason` says why.
 
         Raises: the same errors as `Messager.send_message`, such as UnknownSender, InvalidPayload, MailboxFull and
         OutcomeUnknown.
@@ -320,7 +320,7 @@ class AsyncGroup(StampedHandle):
         """Ask many agents; return an object, made by `table`, that collects their answers.
 
         Args: `table` is called with the experiment's name, the number of questions, the timeout, and the function that
-        gets more answers from the group's actor.
+        gets more answers from the group's actor. The other arguments are as for `ask_columns`.
         """
         check_timeout(timeout)
         columns = columns_of(from_ids, to_ids, payloads, self._payload_bytes)
@@ -411,14 +411,15 @@ class AsyncGroup(StampedHandle):
     ) -> "Fetched":
         """Return new messages; wait up to `timeout` seconds (None: for ever) for the first.
 
-        This commits the messages of this handle's last fetch. If a handle holds messages for longer than
-        `MessagingConfig.loan_s`, because its task died or ended without `ack`, they are redelivered to the next fetch
-        of any handle.
+        This commits the messages of this handle's last fetch, so that they are not delivered again. If a handle holds
+        messages for longer than `MessagingConfig.loan_s`, because its task died or ended without `ack`, they are
+        redelivered to the next fetch of any handle.
 
         Args:
             limit: The most messages to return.
             timeout: Seconds to wait for the first message.
-            commit: With "acked", only `ack` or a `with` block over the result commits these messages.
+            commit: "next": the next fetch commits these messages. "acked": only `ack` or a `with` block over the result
+                does.
             complete: Return all messages that the server had when this was called, except those that other handles
                 hold.
 
@@ -528,7 +529,7 @@ class AsyncGroup(StampedHandle):
             await self.give_up_lease(self._token)
 
     async def give_up_lease(self, token: Token | None) -> None:
-        """Give back to the mailbox the messages of the fetch that got this token, so that the next fetch gets them."""
+        """Give back the messages of one fetch, which `token` names, so that the next fetch gets them."""
         # The handle forgets the lease first, so that a concurrent fetch does not commit the messages.
         self._forget(token)
         await self._insist(lambda: self.actor.give_up.remote(self._caller, token))
@@ -539,7 +540,7 @@ class AsyncGroup(StampedHandle):
             await self.give_up_lease(token)
 
     async def commit_lease(self, token: Token) -> None:
-        """Commit all messages of the fetch that got this token, so that they are not delivered again."""
+        """Commit all messages of one fetch, which `token` names, so that they are not delivered again."""
         self._tracer.committed()
         # The handle forgets the lease only after the commit. Otherwise a concurrent fetch would get the lease's
         # messages again. If the commit is cancelled, the next fetch or `ack` commits the lease.
