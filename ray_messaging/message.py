@@ -24,8 +24,8 @@ UNSET: Any = object()
 class Message(msgspec.Struct, eq=False, gc=False):
     """One received message, decoded when it is read.
 
-    It can also be read like redis-py's message dicts. `message["channel"]` and `message["data"]` are bytes, and there
-    are `message["type"]` and `message["pattern"]`.
+    A message can also be read like redis-py's message dicts. `message["channel"]` and `message["data"]` are bytes, and
+    there are `message["type"]` and `message["pattern"]`.
     """
 
     _exp_id: str

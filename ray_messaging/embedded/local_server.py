@@ -17,9 +17,9 @@ class LocalServer:
     """A Valkey server that belongs to this process. Without a `data_dir`, it begins empty, and writes no files.
 
     Pass it as the server of a `Messager`, for a test or a simulation without a cluster. The server starts with its
-    first messager, in 0.1 s. It ends when its `with` block ends, when no variable and no messager refers to it any
-    more, or when the process ends, even if the process is killed. Only processes of this user on this machine can reach
-    it.
+    first messager, in 0.1 s. The server ends when its `with` block ends, when no variable and no messager refers to it
+    any more, or when the process ends, even if the process is killed. Only processes of this user on this machine can
+    reach it.
 
     Args: with `steps`, the experiments on this server have steps. `data_dir` is a folder in which the data are kept.
     The next server with the same folder loads them.

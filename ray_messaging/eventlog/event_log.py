@@ -189,8 +189,8 @@ class EventLog:
         cost include failed tries, and are null if nothing was reported.
 
         `source` is "model" if the function was called, "kept" if the result was stored when the same step ran before
-        and failed, "parent" if it is from the run that was forked, and "store" if it is from `Calls(store=)`. It is
-        "failed" if the call has used tokens, but has no result. It is "unused" if the call was made ahead of its step
+        and failed, "parent" if it is from the run that was forked, and "store" if it is from `Calls(store=)`. `source`
+        is "failed" if the call has used tokens, but has no result, and "unused" if the call was made ahead of its step
         (with wait_for="neighbours"), but the step did not need it. `by_content` is False if the arguments could not be
         encoded. Then a call is identified only by its function and by its number among the agent's calls.
 

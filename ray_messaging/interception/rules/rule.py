@@ -147,8 +147,7 @@ class Rule:
         return False
 
     def room(self, senders: Sequence[AgentId | None]) -> Sequence[int]:
-        """Return, for each sender, how many more of its messages must be blocked before this rule may judge
-        differently.
+        """Return how many more messages of each sender must be blocked before this rule may judge differently.
 
         If a rule counts blocked messages, batches of steps are judged in parts. In a part, a sender has at most as many
         messages as this method returns, but at least one.
