@@ -150,9 +150,10 @@ class Messager(names.ChannelNames):
         The channel of an agent names the recipient, so `to_id` may be left out. If a rule blocks the message, no error
         is raised: `receipt.fate` is "blocked", and `receipt.reason` says why.
 
-        Raises: InvalidAddress for an invalid channel or id; UnknownSender if from_id may not send here; InvalidPayload
-        or PayloadTooLarge for an invalid payload; MailboxFull, InterceptorUnavailable or OutcomeUnknown if it could
-        not be sent in time; Closed if this messager is not open.
+        Raises: InvalidAddress for an invalid channel or id; UnknownSender if this messager may not send for from_id
+        (see MessagingConfig.strict_senders); InvalidPayload or PayloadTooLarge for an invalid payload; MailboxFull or
+        InterceptorUnavailable if the message could not be sent in time; OutcomeUnknown if the server did not say
+        whether the message was stored; Closed if this messager is not open.
         """
         accumulator = self.engine.accepting
         if accumulator is None:
@@ -162,7 +163,9 @@ class Messager(names.ChannelNames):
     async def send(
         self, from_id: AgentId | None, to_id: AgentId, payload: Payload, *, subtopic: str = names.AGENT_CHAT
     ) -> Receipt:
-        """Send one message to an agent, and return its receipt; from_id None is the user.
+        """Send one message to an agent, and return its receipt; from_id None is the user, a person outside.
+
+        `subtopic` is the last part of the channel, the address on the server to which the message goes.
 
         Raises: the same errors as `send_message`, such as UnknownSender, InvalidPayload, MailboxFull and
         OutcomeUnknown.

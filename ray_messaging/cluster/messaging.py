@@ -627,7 +627,7 @@ class Messaging(AbstractContextManager["Messaging"]):
     def remove_messager(self, name: str) -> None:
         """Remove a named messager's mailbox and its other data on the server; unread messages become dead letters.
 
-        If the messager is open, fetches by it raise NotListening from then on.
+        If the messager is open, the messager raises NotListening from then on.
 
         Raises: ConfigError if the name is that of a living group.
         """

@@ -155,7 +155,7 @@ class Step:
         for all messages; payloads is a sequence of n dicts, or one dict for all messages.
         Raises: UnknownSender for a from_id that is not an agent of this group; InvalidAddress for an invalid id or
         subtopic; InvalidColumns if the columns do not fit together; InvalidPayload or PayloadTooLarge for an invalid
-        payload; ConfigError for a `deliver_at` that has passed or is too far ahead; Closed after the step.
+        payload; ConfigError for a `deliver_at` that has passed or is too far ahead; Closed if the step has ended.
         """
         self.sends.add_columns(from_ids, to_ids, payloads, subtopic, deliver_at)
 
@@ -276,9 +276,9 @@ class Step:
         All groups use the new positions in the next step. If a position is set twice in a step, the last one counts.
 
         Raises: UnknownName for an audience that does not exist in this step; UnknownSender for an agent of another
-        group; InvalidColumns if the arguments do not fit together; Closed after the step. The commit raises UnknownName
-        for an agent without a position, and ConfigError for an audience that was not made of positions. In both
-        cases the step is not committed.
+        group; InvalidColumns if the arguments do not fit together; Closed if the step has ended. The commit raises
+        UnknownName for an agent without a position, and ConfigError for an audience that was not made of positions. In
+        both cases the step is not committed.
         """
         self.sends.check_open()
         name, column = name_of(audience), IdColumn.checked(ids)
@@ -317,7 +317,7 @@ class Step:
         """Return the state that was set in this step, or else the state of the previous step. None means no state.
 
         Setting the state raises InvalidPayload for anything except bytes or None, PayloadTooLarge for more bytes than
-        MessagingConfig.state_bytes, and Closed after the step.
+        MessagingConfig.state_bytes, and Closed if the step has ended.
         """
         return self._state
 

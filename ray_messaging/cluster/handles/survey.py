@@ -171,7 +171,7 @@ class Survey(Generic[T]):
         return self
 
     def remind(self, *, timeout: float | None = None) -> int:
-        """Ask the agents that have not given a valid answer again; return the number of these agents.
+        """Ask again all agents without a valid answer; return the number of these agents.
 
         The agents have `timeout` seconds for an answer. With None, they have the survey's own timeout once more.
 

@@ -148,9 +148,11 @@ class Agent:
     ) -> None:
         """Send a message to agent `to`, which reads it in the next step, or in step `deliver_at`.
 
+        `subtopic` is the last part of the channel, the address on the server to which the message goes.
+
         Raises: InvalidAddress for an invalid id or subtopic; InvalidPayload or PayloadTooLarge for an invalid payload;
         ConfigError in the functions passed to `run` as `start` and `collect`, or for a `deliver_at` that has passed or
-        is too far ahead; Closed after the step.
+        is too far ahead; Closed if the step has ended.
         """
         # This is the common case of `StepSends.send`, inlined, because the call would take a tenth of a send's time.
         try:

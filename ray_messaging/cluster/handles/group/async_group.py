@@ -148,9 +148,10 @@ class AsyncGroup(StampedHandle):
     async def send(
         self, from_id: AgentId | None, to_id: AgentId, payload: Payload, *, subtopic: str = AGENT_CHAT
     ) -> Receipt:
-        """Send one message to an agent, and return its receipt; from_id None is the user.
+        """Send one message to an agent, and return its receipt; from_id None is the user, a person outside.
 
-        If a rule blocks the message, no error is raised: `receipt.fate` is "blocked", and `receipt.reason` says why.
+        `subtopic` is the last part of the channel, the address on the server to which the message goes. If a rule
+        blocks the message, no error is raised: `receipt.fate` is "blocked", and `receipt.reason` says why.
 
         Raises: the same errors as `Messager.send_message`, such as UnknownSender, InvalidPayload, MailboxFull and
         OutcomeUnknown.
