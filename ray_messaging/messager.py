@@ -42,12 +42,13 @@ class Messager(names.ChannelNames):
 
     Args: `config` is a RedisConfig, its URL or a LocalServer. `exp_id` is the experiment's name, and `settings` has the
     limits and timeouts. `message_interceptor` is `messaging.interceptor`, or any Ray actor that answers
-    `forward(from_id, to_id, msg) -> bool`. With a `name` the mailbox outlives this process, and the next messager of
-    that name goes on where this one stopped. Without a name the mailbox is removed when this messager closes. An
-    `observer` is an `Observer`, whose methods are called for each batch that is sent, each fetch, each retry and each
-    new connection. With `tracing`, OpenTelemetry spans are recorded for a sample of the batches (see
-    docs/operations.md). For broadcasts, `audiences` is an object whose coroutine `load(name, version)` returns the
-    pairs of sender and hearer of an audience. Use the messager as an async context manager, or call `init` and `close`.
+    `forward(from_id, to_id, msg) -> bool`. With a `name` the mailbox, where messages wait on the server, outlives this
+    process, and the next messager of that name goes on where this one stopped. Without a name the mailbox is removed
+    when this messager closes. An `observer` is an `Observer`, whose methods are called for each batch that is sent,
+    each fetch, each retry and each new connection. With `tracing`, OpenTelemetry spans are recorded for a sample of the
+    batches (see docs/operations.md). For broadcasts, `audiences` is an object whose coroutine `load(name, version)`
+    returns the pairs of sender and hearer of an audience. Use the messager as an async context manager, or call `init`
+    and `close`.
     """
 
     _user_is_explicit = False  # False: as in AgentSociety's code, None may mean that the caller left from_id out

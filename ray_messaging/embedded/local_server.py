@@ -21,8 +21,8 @@ class LocalServer:
     any more, or when the process ends, even if the process is killed. Only processes of this user on this machine can
     reach it.
 
-    Args: with `steps`, the experiments on this server have steps. `data_dir` is a folder in which the data are kept.
-    The next server with the same folder loads them.
+    Args: `steps` is a `Steps`, with which the experiments on this server have steps (None: no steps). `data_dir` is a
+    folder in which the data are kept. The next server with the same folder loads them.
     """
 
     def __init__(self, steps: Steps | None = None, *, data_dir: str | Path | None = None) -> None:

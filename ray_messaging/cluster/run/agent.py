@@ -72,10 +72,10 @@ START = -1  # the number of the step for the random numbers of the `start` funct
 class Agent:
     """One agent of a model in one step: what the agent knows, and what it can do.
 
-    `state` is the agent's own dict. It is committed with the step, and the next step begins with equal values. `data`
-    is the agent's row of the DataFrame of agents, `shared` is the object that was passed to `run`, and `neighbours` are
-    the agents to which this agent has an edge in the graph. `kind` is the agent's kind, if the run has a model for each
-    kind.
+    `state` is the agent's own dict. The dict is stored when the step ends, and the next step begins with equal values.
+    `data` is the agent's row of the DataFrame that was passed to `run` as `agents`, `shared` is the object that was
+    passed to `run`, and `neighbours` are the agents to which this agent has an edge in the graph. `kind` is the agent's
+    kind, such as "trader", if the run has several kinds of agents, each with its model.
     """
 
     __slots__ = ("_place", "_society", "_stopped", "data", "id", "kind", "neighbours", "shared", "state")
@@ -122,7 +122,8 @@ class Agent:
     def step_rng(self) -> np.random.Generator:
         """Return a generator of random numbers that are the same for all agents in this step, such as for the weather.
 
-        The numbers depend only on the seed and the step. For each agent the generator begins with the first number.
+        The numbers depend only on the seed and the step. Each agent gets a generator of its own, which begins with the
+        first number.
         """
         drawn, mine = self._society.drawn, ~self._place
         found = drawn.get(mine)
