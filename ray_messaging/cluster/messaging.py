@@ -194,7 +194,7 @@ class Messaging(AbstractContextManager["Messaging"]):
             rules: The fork's rules. A rule that has the name of a rule of the parent begins with what that rule
                 remembered.
             states: Values to set in agents' states before step `at_step`, such as `{3: {"mood": 0.5}}`. In a run with
-                by="group" (see `run`) each key names an array of the group's state, and the value is set at the agent's
+                by="group" (see `run`) "mood" names an array of the group's state, and the value is set at the agent's
                 place in that array.
             redis: As for `start`.
             settings: As for `start`.
