@@ -323,8 +323,8 @@ class UndeclaredSend(MessagingError, ValueError):
 class NoAnswer(MessagingError, TimeoutError):
     """A question has no answer: `agent` did not give one within `timeout` seconds, or the question never arrived.
 
-    `question` is the message id of the question, and `fate` its fate. If the question was not sent, these are "" and
-    "unknown".
+    `question` is the message id of the question, and `fate` says what became of it, such as "delivered". If the
+    question was not sent, these are "" and "unknown".
     """
 
     agent: object
@@ -411,7 +411,7 @@ class Fenced(MessagingError, RuntimeError):
 
 
 class FrameError(MessagingError, ValueError):
-    """Bytes are not a valid frame, or a received payload is not JSON."""
+    """Stored or received bytes are not in this package's format, or a payload is not JSON."""
 
 
 class BodyLost(FrameError):
@@ -425,10 +425,10 @@ class BodyLost(FrameError):
 
 
 class InvalidColumns(MessagingError, ValueError):
-    """Columns of a bulk send do not fit together, or have values that cannot travel.
+    """Columns of a call that sends many messages do not fit together, or have values that cannot be sent.
 
-    `column` is the name of a typed column, or None if the error is not about one column. `row` is the row of a value,
-    or None if the error is not about one row.
+    `column` is the name of a column of `columns(...)`, or None if the error is not about one such column. `row` is the
+    row of a value, or None if the error is not about one row.
     """
 
     column: str | None = None
@@ -469,7 +469,7 @@ class InvalidQuery(MessagingError, ValueError):
 
 
 class Unbalanced(MessagingError, AssertionError):
-    """Some sends in the event log have no fate, or several fates.
+    """The event log does not say what became of some sends, or says it more than once.
 
     `offenders` are the message ids of these sends, at most 100.
     """
@@ -502,7 +502,7 @@ class ConnectionFailed(TransitError, ConnectionError):
 
 
 class InterceptorUnavailable(TransitError):
-    """The interceptor gave no verdict in time, so nothing was sent."""
+    """The interceptor, the actor that holds the rules, did not answer in time, so nothing was sent."""
 
 
 class MailboxFull(TransitError):

@@ -22,10 +22,10 @@ UNSET: Any = object()
 
 # This is a Struct, because msgspec's C code builds one in a third of the time that an ordinary class takes.
 class Message(msgspec.Struct, eq=False, gc=False):
-    """One received message: a view of its frame, decoded on access.
+    """One received message, decoded when it is read.
 
-    It can also be read like redis-py's message dicts. `message["channel"]` and `message["data"]` are bytes, and there
-    are `message["type"]` and `message["pattern"]`.
+    A message can also be read like redis-py's message dicts. `message["channel"]` and `message["data"]` are bytes, and
+    there are `message["type"]` and `message["pattern"]`.
     """
 
     _exp_id: str
@@ -42,7 +42,7 @@ class Message(msgspec.Struct, eq=False, gc=False):
 
     @property
     def from_id(self) -> AgentId | None:
-        """Return the sender's id; None is the user or a foreign client."""
+        """Return the sender's id; None is the user, or a client such as redis-py that does not use this package."""
         return self._batch.from_ids[self._row]
 
     @property
@@ -63,7 +63,7 @@ class Message(msgspec.Struct, eq=False, gc=False):
 
     @property
     def data(self) -> bytes:
-        """Return the encoded payload: JSON text, or any bytes from a foreign client."""
+        """Return the encoded payload: JSON text, or any bytes from a client that does not use this package."""
         lines = self._batch.lines
         if lines is None:
             raise InvalidPayload(
@@ -73,7 +73,7 @@ class Message(msgspec.Struct, eq=False, gc=False):
 
     @property
     def payload(self) -> Any:  # noqa: ANN401 - JSON of any shape
-        """Return the payload, decoded on first use; raise FrameError if a foreign client sent invalid JSON."""
+        """Return the payload, decoded on first use; raise FrameError if it is not valid JSON."""
         found = self._payload
         if found is UNSET and isinstance(self._batch.lines, TypedColumns):
             found = self._payload = self._batch.lines.payload(self._row)
@@ -101,8 +101,7 @@ class Message(msgspec.Struct, eq=False, gc=False):
     def to(self, kind: type[T]) -> T:
         """Return the payload as an object of a type: a pydantic model, a msgspec.Struct, a dataclass or a TypedDict.
 
-        Raises: PayloadMismatch if the payload does not fit the type, FrameError if a foreign client sent invalid
-        JSON.
+        Raises: PayloadMismatch if the payload does not fit the type, FrameError if it is not valid JSON.
         """
         # A typed payload is not read from `data`, because NaN would become null in JSON.
         typed = isinstance(self._batch.lines, TypedColumns)

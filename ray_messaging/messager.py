@@ -38,16 +38,17 @@ if TYPE_CHECKING:
 
 
 class Messager(names.ChannelNames):
-    """A sender and receiver of messages, with AgentSociety's methods and more.
+    """A sender and receiver of messages, with the methods of the Messager of the package AgentSociety, and more.
 
     Args: `config` is a RedisConfig, its URL or a LocalServer. `exp_id` is the experiment's name, and `settings` has the
     limits and timeouts. `message_interceptor` is `messaging.interceptor`, or any Ray actor that answers
-    `forward(from_id, to_id, msg) -> bool`. With a `name` the mailbox outlives this process, and the next messager of
-    that name goes on where this one stopped. Without a name the mailbox is removed when this messager closes. An
-    `observer` is called for each batch, frame, fetch, retry and new connection. With `tracing`, OpenTelemetry spans are
-    recorded for a sample of the batches (see docs/operations.md). `audiences` is an object whose coroutine
-    `load(name, version)` returns an audience's pairs of sender and hearer, for broadcasts. Use the messager as an
-    async context manager, or call `init` and `close`.
+    `forward(from_id, to_id, msg) -> bool`. With a `name` the mailbox, where messages wait on the server, outlives this
+    process, and the next messager of that name goes on where this one stopped. Without a name the mailbox is removed
+    when this messager closes. An `observer` is an `Observer`, whose methods are called for each batch that is sent,
+    each fetch, each retry and each new connection. With `tracing`, OpenTelemetry spans are recorded for a sample of the
+    batches (see docs/operations.md). For broadcasts, `audiences` is an object whose coroutine `load(name, version)`
+    returns the pairs of sender and hearer of an audience. Use the messager as an async context manager, or call `init`
+    and `close`.
     """
 
     _user_is_explicit = False  # False: as in AgentSociety's code, None may mean that the caller left from_id out
@@ -118,9 +119,9 @@ class Messager(names.ChannelNames):
 
     @property
     def message_interceptor(self) -> object:
-        """Return the handle of the interceptor, which judges the messages that this messager sends.
+        """Return the handle of the interceptor, the actor whose rules judge the messages that this messager sends.
 
-        None: the experiment has no interceptor, and messages are sent without verdicts.
+        None: the experiment has no interceptor, and messages are sent without being judged by rules.
         """
         return self.engine.interceptor
 
@@ -148,11 +149,12 @@ class Messager(names.ChannelNames):
         """Send one message, and return its receipt; from_id None is the user.
 
         The channel of an agent names the recipient, so `to_id` may be left out. If a rule blocks the message, no error
-        is raised; the receipt has the fate "blocked" and the reason.
+        is raised: `receipt.fate` is "blocked", and `receipt.reason` says why.
 
-        Raises: InvalidAddress for an invalid channel or id; UnknownSender if from_id may not send here; InvalidPayload
-        or PayloadTooLarge for an invalid payload; MailboxFull, InterceptorUnavailable or OutcomeUnknown if it could
-        not be sent in time; Closed if this messager is not open.
+        Raises: InvalidAddress for an invalid channel or id; UnknownSender if this messager may not send for from_id
+        (see MessagingConfig.strict_senders); InvalidPayload or PayloadTooLarge for an invalid payload; MailboxFull or
+        InterceptorUnavailable if the message could not be sent in time; OutcomeUnknown if the server did not say
+        whether the message was stored; Closed if this messager is not open.
         """
         accumulator = self.engine.accepting
         if accumulator is None:
@@ -162,7 +164,9 @@ class Messager(names.ChannelNames):
     async def send(
         self, from_id: AgentId | None, to_id: AgentId, payload: Payload, *, subtopic: str = names.AGENT_CHAT
     ) -> Receipt:
-        """Send one message to an agent, and return its receipt; from_id None is the user.
+        """Send one message to an agent, and return its receipt; from_id None is the user, a person outside.
+
+        `subtopic` is the last part of the channel, the address on the server to which the message goes.
 
         Raises: the same errors as `send_message`, such as UnknownSender, InvalidPayload, MailboxFull and
         OutcomeUnknown.
@@ -222,7 +226,10 @@ class Messager(names.ChannelNames):
         return await sender.broadcast(unspread_batches(chunks, audience, names.check_subtopic(subtopic), engine.step))
 
     async def relay(self, frames: Sequence[bytes]) -> Receipts:
-        """Send batches that `sending.bulk_input` encoded in another process; return one receipt for each row."""
+        """Send batches of messages that the module `sending.bulk_input` has encoded in another process.
+
+        Return one receipt for each message.
+        """
         batches = [decode(frame) for frame in frames]
         self.engine.checks.check_senders(batch.from_ids for batch in batches)
         return await self.engine.bulk_sender.relay(batches)
@@ -266,7 +273,7 @@ class Messager(names.ChannelNames):
         return await self.conversation.ask_columns(from_ids, to_ids, payloads, subtopic, timeout)
 
     async def reply(self, message: Message, payload: Payload) -> Receipt:
-        """Answer a question, a message with `expects_answer`, and return the receipt of the answer.
+        """Answer a question, a message whose `expects_answer` is True, and return the receipt of the answer.
 
         Raises: NoQuestion if the message expects no answer, or if this process has answered it already; otherwise the
         same errors as `send_message`, such as InvalidPayload, MailboxFull and OutcomeUnknown.
@@ -331,7 +338,7 @@ class Messager(names.ChannelNames):
 
         Args: `owner` names the owner of the mailbox; while that owner lives, no other owner can take the mailbox over.
         `gone` is a function that returns whether the present owner is known to be dead. If the owner is dead, this call
-        does not wait until that owner's lease has expired.
+        does not wait until that owner has been silent for `MessagingConfig.lease_s`.
         Raises: AlreadyExists if another messager hosts one of the agents, or another living owner has the mailbox.
         """
         await self.engine.host(AgentSet.of(column_of(agents, once=True)), subtopics, owner=owner, gone=gone)
@@ -384,11 +391,12 @@ class Messager(names.ChannelNames):
     ) -> Messages:
         """Return new messages, at most `limit`; wait up to `timeout` seconds (None: for ever) for the first.
 
-        This call commits the messages of the previous fetch. After a crash, uncommitted messages are delivered again.
+        This call commits the messages of the previous fetch, so they are not delivered again. Messages that are not
+        committed are delivered again after a crash.
 
-        Args: with commit="acked" only `ack` commits the messages of this fetch, in any order: for coroutines that
-        handle messages concurrently. With complete=True the call returns all messages that the server had when
-        the call began, in as many reads as needed (see docs/receiving.md).
+        Args: with commit="acked" the next fetch does not commit the messages of this fetch. Only `ack` commits them, in
+        any order: for coroutines that handle messages concurrently. With complete=True the call returns all messages
+        that the server had when the call began, in as many reads as needed (see docs/receiving.md).
         Raises: NotListening if this messager does not listen; Fenced if a newer process has taken over the mailbox;
         FetchTooLarge if a fetch with `complete` is above its limits; ConfigError for an invalid argument.
         """
@@ -407,8 +415,9 @@ class Messager(names.ChannelNames):
         The call returns when the commit is durable, even if earlier messages are not acknowledged. Acknowledging a
         message again is harmless.
 
-        Raises: ConfigError for messages that were not fetched here; CommitFailed if the acknowledged messages have too
-        many gaps between them; Fenced if a newer process has taken over the mailbox.
+        Raises: ConfigError for messages that were not fetched here; CommitFailed if too many separate ranges of
+        messages are acknowledged while messages before them are not; Fenced if a newer process has taken over the
+        mailbox.
         """
         await self._commit(messages)
         if messages is not None:
@@ -477,21 +486,21 @@ class Messager(names.ChannelNames):
 
     @property
     def subscription(self) -> Subscription:
-        """Return the subscription, by which this messager receives. `cluster.actors.group_host` needs it for leases."""
+        """Return the object by which this messager receives messages. It is for the use of the package itself."""
         return self.engine.receiving
 
     @property
     def directory(self) -> Directory:
-        """Return the directory of mailboxes and their channels, as it was last loaded."""
+        """Return the list of all mailboxes and their channels, as it was last loaded."""
         return self.engine.directory
 
     # -- the local log --------------------------------------------------------------------------------------------
 
     def get_log_list(self) -> list[dict[str, Any]]:
-        """Return the latest sends as dicts in the form of AgentSociety's log list, the oldest first.
+        """Return the latest sends as dicts with the keys of AgentSociety's `get_log_list`, the oldest first.
 
-        The keys are channel, payload, from_id, to_id, start_time (unix seconds), consumption (seconds), sent, fate,
-        rule, reason and message_id.
+        The keys are channel, payload, from_id, to_id, start_time (unix seconds), consumption (how many seconds the send
+        took), sent (whether the message was delivered or published), fate, rule, reason and message_id.
         """
         return self.engine.log.rows()
 

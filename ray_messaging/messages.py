@@ -131,13 +131,13 @@ class Messages(Sequence[Message]):
 
     @property
     def payloads(self) -> list[Any]:
-        """Return the payloads, decoded; raise FrameError if a foreign client sent invalid JSON."""
+        """Return the payloads, decoded; raise FrameError if a payload is not valid JSON."""
         return [message.payload for message in self]
 
     def to(self, kind: type[T]) -> list[T]:
         """Return the payloads as objects of a type: a pydantic model, a msgspec.Struct, a dataclass or a TypedDict.
 
-        Raises: PayloadMismatch if a payload does not fit the type, FrameError if a foreign client sent invalid JSON.
+        Raises: PayloadMismatch if a payload does not fit the type, FrameError if it is not valid JSON.
         """
         return [message.to(kind) for message in self]
 
@@ -160,7 +160,7 @@ class Messages(Sequence[Message]):
     def column(self, name: str) -> NDArray[Any]:
         """Return the named value of each payload: an array (n,), or (n, k) for vectors of k numbers.
 
-        Strings come as an array of objects. If the payloads were sent as typed columns, the array may be read-only.
+        Strings come as an array of objects. If the payloads were sent by `columns(...)`, the array may be read-only.
         Raises InvalidColumns if a payload has no such value.
         """
         return column_of(self._payload_parts, name)
@@ -170,7 +170,7 @@ class Messages(Sequence[Message]):
 
         JSON payloads are strings. A column of ids is int64, or strings if one of its ids is a str.
 
-        Raises: InvalidColumns if the values of a typed column have two types.
+        Raises: InvalidColumns if the values of a column that was sent by `columns(...)` have two types.
         """
         import pyarrow as pa  # noqa: PLC0415 - 80 MB that a group need not load
 
@@ -181,8 +181,8 @@ class Messages(Sequence[Message]):
         """Return a pandas.DataFrame whose columns have the names and types of the event log's columns.
 
         These are message_id, step, channel, subtopic, from_id, to_id, in_reply_to, labels, sent_at (UTC), and payload.
-        Typed payloads have one column for each value, such as `payload.price`. Ids and steps are pandas' Int64 if no
-        id is a str.
+        Payloads that were sent by `columns(...)` have one column for each value, such as `payload.price`. Ids and steps
+        are pandas' Int64 if no id is a str.
         """
         parts = self._payload_parts
         typed = {f"payload.{name}": filled_column(parts, name) for name in names_of(parts)}

@@ -142,7 +142,7 @@ class Outcome:
 # This is a Struct, because C code builds one in a third of the time of an ordinary class. A receipt is never part of a
 # reference cycle, so gc=False is safe.
 class Receipt(msgspec.Struct, eq=False, gc=False):
-    """The fate of one send.
+    """The result of sending one message to one recipient: what became of the message, and why.
 
     A receipt is true if the message was delivered or published.
     """
@@ -157,7 +157,10 @@ class Receipt(msgspec.Struct, eq=False, gc=False):
 
     @property
     def fate(self) -> FateName:
-        """Return the message's fate: "delivered", "published" (to foreign clients), "undeliverable" or "blocked"."""
+        """Return what became of the message: "delivered", "published", "undeliverable" or "blocked".
+
+        "published" means that it was sent by Redis's PUBLISH to clients that do not use this package.
+        """
         return FATES[self._outcome.codes[self._row]]
 
     @property
@@ -220,7 +223,7 @@ def set_receipts(futures: "Sequence[asyncio.Future[Receipt]]", outcome: Outcome,
 
 
 class Receipts(Sequence[Receipt]):
-    """The receipts of a bulk send, in the order of its messages. Each receipt is built when it is read."""
+    """The receipts of a call that sends many messages, in the order of the messages. Each is built when it is read."""
 
     __slots__ = ("_ends", "parts")
 
@@ -250,7 +253,7 @@ class Receipts(Sequence[Receipt]):
 
     @property
     def codes(self) -> NDArray[np.uint8]:
-        """Return the fates as uint8 (n,).
+        """Return what became of each message, as an array of uint8.
 
         0 is "delivered", 1 is "published", 2 is "undeliverable", 3 is "blocked", and 4 means that the fate is unknown.
         """
@@ -260,7 +263,7 @@ class Receipts(Sequence[Receipt]):
 
     @property
     def fates(self) -> NDArray[np.str_]:
-        """Return the fates as str (n,)."""
+        """Return what became of each message, such as "delivered", as an array of texts."""
         return np.array(NAMES)[self.codes]
 
     @property
@@ -274,7 +277,10 @@ class Receipts(Sequence[Receipt]):
         return IS_SENT[self.codes]
 
     def counts(self) -> dict[str, int]:
-        """Count the sends by fate. Every fate is a key; `unknown` is a key only if some fates are not known."""
+        """Count the sends by fate, which is what became of each, such as "delivered".
+
+        Every fate is a key; `unknown` is a key only if some fates are not known.
+        """
         found: list[int] = np.bincount(self.codes, minlength=len(NAMES)).tolist()
         return dict(zip(NAMES if found[UNKNOWN] else FATES, found, strict=False))
 
@@ -285,7 +291,10 @@ class Receipts(Sequence[Receipt]):
         )
 
     def to_pandas(self) -> Any:  # noqa: ANN401 - pandas.DataFrame, where pandas is installed
-        """Return a pandas.DataFrame of message_id, fate, rule, reason, consumption (s)."""
+        """Return a pandas.DataFrame with a row for each message.
+
+        The columns are message_id, fate, rule, reason and consumption (how many seconds the send took).
+        """
         from ray_messaging.common.tables import data_frame  # noqa: PLC0415 - pandas is optional
 
         return data_frame(

@@ -182,9 +182,9 @@ class Messaging(AbstractContextManager["Messaging"]):
         """Start an experiment, the fork, in the middle of another run, its parent, from a checkpoint in its folder.
 
         The fork begins with the last checkpoint before `at_step`. The checkpoint has all states, the messages that are
-        not read yet, the audiences, and what rules remember. A call of `run` with the same agents and groups goes on
-        from there. In the steps before `at_step` the groups must send the same messages as in the parent. The parent is
-        never changed, and may still run. A fork may be forked.
+        not read yet, the audiences, and the `state` of each rule. A call of `run` with the same agents and groups goes
+        on from there. In the steps before `at_step` the groups must send the same messages as in the parent. The parent
+        is never changed, and may still run. A fork may be forked.
 
         Args:
             parent: The log_dir of the other run, which had `Steps(checkpoint=...)`, or a copy of that folder.
@@ -193,8 +193,9 @@ class Messaging(AbstractContextManager["Messaging"]):
             at_step: The first step that may differ from the parent's step; None: the step after the last checkpoint.
             rules: The fork's rules. A rule that has the name of a rule of the parent begins with what that rule
                 remembered.
-            states: Values to set in agents' states before step `at_step`, such as `{3: {"mood": 0.5}}`. With
-                by="group" the values are set in these agents' rows of the state's arrays.
+            states: Values to set in agents' states before step `at_step`, such as `{3: {"mood": 0.5}}`. In a run with
+                by="group" (see `run`) "mood" names an array of the group's state, and the value is set at the agent's
+                place in that array.
             redis: As for `start`.
             settings: As for `start`.
             data_dir: As for `start`.
@@ -309,7 +310,7 @@ class Messaging(AbstractContextManager["Messaging"]):
         return self._connection.interceptor
 
     def stats(self) -> dict[str, Any]:
-        """Return a dict of counters of the interceptor, such as `judged` and `blocked`, the numbers of messages.
+        """Return a dict of counters, such as the numbers of messages that rules have `judged` and `blocked`.
 
         `waiting` has the number of unread messages of each mailbox, `dead_letters` has counts of dead letters, and
         `log`, if the experiment has an event log, the counters of its writer.
@@ -320,7 +321,10 @@ class Messaging(AbstractContextManager["Messaging"]):
         return {"exp_id": self.exp_id} | stats
 
     def health(self) -> "Health":
-        """Return the findings of a health check, with a remedy for each problem. This takes at most 5 s."""
+        """Check the health of the experiment, which takes at most 5 s.
+
+        Return a Health, which has a remedy for each problem that was found.
+        """
         from ray_messaging.cluster.health_check import check_health
 
         return check_health(self.exp_id, *self._known)
@@ -483,7 +487,8 @@ class Messaging(AbstractContextManager["Messaging"]):
         A move has `agents`, `source` and `target` (the names of the groups).
 
         The load of a group is the number of messages that it has fetched since its start. If no group has fetched any,
-        it is the number of the group's agents. Groups whose load is within a tenth of the mean do not change.
+        it is the number of the group's agents. Groups whose load differs from the mean by at most a tenth do not
+        change.
 
         Args: With `dry_run`, no agent moves, and the planned moves are returned. `timeout` is as for `move_agents`.
         Raises: the same errors as `move_agents`, such as MoveFailed.
@@ -502,8 +507,8 @@ class Messaging(AbstractContextManager["Messaging"]):
     def schema(self, subtopic: str, kind: object) -> None:
         """Set the type of a subtopic's payloads: from now on senders refuse payloads that do not fit the type.
 
-        They raise PayloadMismatch. When this returns, all senders know the type. The type is valid as long as the
-        experiment's data exist.
+        Senders then raise PayloadMismatch. When this returns, all senders know the type. The type is valid as long as
+        the experiment's data exist.
 
         Args: `kind` is a pydantic model, a msgspec.Struct, a dataclass, a TypedDict, or a JSON Schema as a dict. None
         removes the type.
@@ -622,7 +627,7 @@ class Messaging(AbstractContextManager["Messaging"]):
     def remove_messager(self, name: str) -> None:
         """Remove a named messager's mailbox and its other data on the server; unread messages become dead letters.
 
-        If the messager is open, it raises NotListening from then on.
+        If the messager is open, the messager raises NotListening from then on.
 
         Raises: ConfigError if the name is that of a living group.
         """
@@ -641,7 +646,10 @@ class Messaging(AbstractContextManager["Messaging"]):
 
     @property
     def steps(self) -> "ExperimentSteps":
-        """Return the steps of all groups: an object that shows their progress and digests, and can pause them."""
+        """Return an object that shows how far all groups have come in the steps, and that can pause and resume them.
+
+        Its `digest(step)` is a hash of the messages of a step (see `EventLog.digest`).
+        """
         from ray_messaging.cluster.handles.experiment_steps import ExperimentSteps
 
         return ExperimentSteps(self._connection)
@@ -1008,9 +1016,9 @@ class Messaging(AbstractContextManager["Messaging"]):
         return EventLog(RemoteSource(self.log_actor, self.exp_id))
 
     def blocked(self, *, after: int | None = None) -> "BlockedMessages":
-        """Iterate (`async for`) over messages that are blocked from now on, or that follow the cursor `after`.
+        """Iterate (`async for`) over the messages that rules block from now on, each as a BlockedMessage.
 
-        Each is a BlockedMessage; its `cursor` can be passed as `after`.
+        Each message has a `cursor`, its number. To begin after a certain message instead, pass its `cursor` as `after`.
 
         Raises: ConfigError if the experiment has no event log; Closed if the experiment was shut down.
         """
@@ -1037,9 +1045,9 @@ class Messaging(AbstractContextManager["Messaging"]):
 
     @property
     def dead_letters(self) -> "DeadLetters":
-        """Return the dead letters: frames that no mailbox could deliver.
+        """Return the dead letters: messages that no mailbox could deliver, and that the server keeps.
 
-        Examples are frames that cannot be decoded, and unread messages of removed mailboxes.
+        Examples are messages that cannot be decoded, and unread messages of removed mailboxes.
         """
         from ray_messaging.cluster.handles.dead_letters import DeadLetters
 

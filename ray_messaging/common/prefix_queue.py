@@ -10,9 +10,9 @@ T = TypeVar("T")
 class PrefixQueue(Generic[T]):
     """A queue that hands out the items of the lowest step first, and the items of one step in the order of their texts.
 
-    The next item is the one whose text equals the text of the last item, or follows it. After the highest text comes
-    the lowest one. Items with equal texts keep their order. No item waits forever, because the number of items of a
-    step is limited.
+    The next item is the one whose text equals the text of the item that was handed out last, or is the next in sort
+    order. After the highest text comes the lowest one. Items with equal texts keep their order. No item waits forever,
+    because the number of items of a step is limited.
     """
 
     def __init__(self) -> None:

@@ -234,7 +234,7 @@ class Answers(AnswerTable):
     """The answers to a messager's questions: `async for answer in answers` yields them as they arrive.
 
     `answers[i]` is the answer to question i as a Message, or None. `answered`, `pending`, `failed` and `blocked` are
-    arrays with the numbers of these questions, and `to_pandas()` has a row for each question.
+    arrays of the indices i of the questions in that state, and `to_pandas()` has a row for each question.
     """
 
     async def wait(self) -> "Answers":
@@ -259,7 +259,7 @@ class GroupAnswers(AnswerTable):
     """The answers to the questions of a group's handle: `for answer in answers` yields them as they arrive.
 
     `answers[i]` is the answer to question i as a Message, or None. `answered`, `pending`, `failed` and `blocked` are
-    arrays with the numbers of these questions, and `to_pandas()` has a row for each question.
+    arrays of the indices i of the questions in that state, and `to_pandas()` has a row for each question.
     """
 
     def wait(self) -> "GroupAnswers":

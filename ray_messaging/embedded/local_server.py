@@ -17,12 +17,12 @@ class LocalServer:
     """A Valkey server that belongs to this process. Without a `data_dir`, it begins empty, and writes no files.
 
     Pass it as the server of a `Messager`, for a test or a simulation without a cluster. The server starts with its
-    first messager, in 0.1 s. It ends when its `with` block ends, when no variable and no messager refers to it any
-    more, or when the process ends, even if the process is killed. Only processes of this user on this machine can reach
-    it.
+    first messager, in 0.1 s. The server ends when its `with` block ends, when no variable and no messager refers to it
+    any more, or when the process ends, even if the process is killed. Only processes of this user on this machine can
+    reach it.
 
-    Args: with `steps`, the experiments on this server have steps. `data_dir` is a folder in which the data are kept.
-    The next server with the same folder loads them.
+    Args: `steps` is a `Steps`, with which the experiments on this server have steps (None: no steps). `data_dir` is a
+    folder in which the data are kept. The next server with the same folder loads them.
     """
 
     def __init__(self, steps: Steps | None = None, *, data_dir: str | Path | None = None) -> None:
@@ -70,5 +70,8 @@ class LocalServer:
         return self
 
     def open_backend(self) -> RedisBackend:
-        """Start the server unless it runs, and return its backend; raise ServerFailed if it does not start."""
+        """Start the server unless it runs, and return the object by which this package uses it, a RedisBackend.
+
+        Raises: ServerFailed if the server does not start.
+        """
         return RedisBackend(self._server.start(), first_steps=self._steps)

@@ -69,7 +69,7 @@ class Comparison:
 
 
 def compare(mine: EventLog | str | Path, theirs: EventLog | str | Path) -> Comparison:
-    """Compare two runs in steps, such as runs with different seeds. Pass the log of each run, or the log's folder.
+    """Compare two runs in steps, such as runs with different seeds. Pass the event log of each run, or its folder.
 
     The result has `first`, the first message that differs (None: no message differs), and `to_pandas()`, with a row for
     each step: the numbers of messages in each run, and how many differ.

@@ -87,7 +87,7 @@ class FolderSource:
 
 
 class EventLog:
-    """The event log, which has each send with its fate and its reason, and queries of it.
+    """The event log, which records each send and what became of it, and queries of it.
 
     Most methods take the fields of a query as keywords, such as `agent=17` (see docs/event-log.md): from_id, to_id,
     agent (sender or recipient), channel, subtopic, fate, rule, message_id, in_reply_to, step, step_read, since, until,
@@ -126,9 +126,9 @@ class EventLog:
 
     @property
     def run(self) -> dict[str, Any] | None:
-        """Return the record of the run, which has the experiment, settings, groups, starts and rule changes.
+        """Return what is recorded about the run itself: the experiment, settings, groups, starts and rule changes.
 
-        docs/event-log.md lists its keys. The result is None if the folder has no record.
+        docs/event-log.md lists the keys of this dict. The result is None if the folder has no such record.
         """
         found: dict[str, Any] | None = self._source.ask("run")
         return found
@@ -144,20 +144,19 @@ class EventLog:
     ) -> pa.Table:
         """Return the matching rows in log order. There is a row for each send to each recipient.
 
-        A broadcast has one row for each mailbox in which agents hear it. The row has no recipient, and `pairs` is the
-        number of these agents. from_id and to_id are int64, or both are strs if any id in the result is a str.
-        `position` is a row's number in the log; pass the last one as `after` to get the next page. A row whose payload
-        is in typed columns has null as `payload`, and its values are in the columns `payload.x`. If the values of x
-        have several types in the result, the column has a number type that holds all of them exactly, or, if there is
-        none, strings. `to_pandas()` returns pandas' Int64 for ids and steps, and for other whole numbers that some rows
-        lack.
+        A broadcast has one row for each mailbox, the queue of one group or messager, in which agents hear it. The row
+        has no recipient, and `pairs` is the number of these agents. from_id and to_id are int64, or both are strs if
+        any id in the result is a str. `position` is a row's number in the log; pass the last one as `after` to get the
+        next page. A message that was sent as a row of `columns(x=...)` has null as `payload`, and its values are in
+        columns such as `payload.x`. If the values of x have several types in the result, the column has a number type
+        that holds all of them exactly, or, if there is none, strings. `to_pandas()` returns pandas' Int64 for ids and
+        steps, and for other whole numbers that some rows lack.
 
         Args:
-            internal: Add the internal columns. Two of them, entry and row, say at which place of its stream a row was
-                read.
-            text: Return all payloads as JSON text in the column `payload`, also those in typed columns.
+            internal: Add the internal columns. Two of them, entry and row, say where the server kept the row.
+            text: Return all payloads as JSON text in the column `payload`, also those that were sent by `columns(...)`.
             expand: Return one row for each hearer of a broadcast. All these rows have the broadcast's position. The
-                other fields and `limit` then apply to these rows.
+                other fields of the query, and `limit`, then apply to these rows.
         """
         return self._table("query", internal=internal, text=text, expand=expand, **fields)
 
@@ -165,8 +164,8 @@ class EventLog:
         """Return the last matching rows in log order, at most `limit` (by default 100).
 
         Payloads are JSON text, cut to `width` characters. `payload_bytes` is the size of the text before the cut. The
-        log is read from its end, so this call is fast even in a long log. A broadcast has one row per mailbox, as in
-        `query`.
+        log is read from its end, so this call is fast even in a long log. A broadcast has one row for each group or
+        messager whose agents hear it, as in `query`.
         """
         return self._table("recent", width=width, **({"limit": 100} | fields))
 
@@ -183,17 +182,17 @@ class EventLog:
         """Return the calls that agents made with `me.remember` in committed steps: one row per call, by step and agent.
 
         The columns are step, agent, function, arguments and result (as JSON), seconds, tries, source, bytes (the size
-        of the result), by_content, key, model, input_tokens, cached_tokens (how many of the input tokens came from a
-        cache), output_tokens, cost (a decimal, in the currency of `Calls(cost=)`), saved_tokens and saved_cost. The
-        last two are for answers from the store: the tokens that the answer used when it was made, and their cost by the
-        prices of this run. `agent` is int64, or str if any id is a str. Tokens and cost include failed tries, and are
-        null if nothing was reported.
+        of the result), by_content, key (a text that identifies the call), model, input_tokens, cached_tokens (how many
+        of the input tokens came from a cache), output_tokens, cost (a decimal, in the currency of `Calls(cost=)`),
+        saved_tokens and saved_cost. The last two are for answers from the store: the tokens that the answer used when
+        it was made, and their cost by the prices of this run. `agent` is int64, or str if any id is a str. Tokens and
+        cost include failed tries, and are null if nothing was reported.
 
-        `source` is "model" if the function was called, "kept" if the result was stored when the same step ran before,
-        and failed, "parent" if it is from the run that was forked, and "store" if it is from `Calls(store=)`. It is
-        "failed" if the call has used tokens, but has no result. It is "unused" if the call was made ahead of its step,
-        but the step did not need it. `by_content` is False if the arguments could not be encoded. Then a call is
-        identified only by its function and by its number among the agent's calls.
+        `source` is "model" if the function was called, "kept" if the result was stored when the same step ran before
+        and failed, "parent" if it is from the run that was forked, and "store" if it is from `Calls(store=)`. `source`
+        is "failed" if the call has used tokens, but has no result, and "unused" if the call was made ahead of its step
+        (with wait_for="neighbours"), but the step did not need it. `by_content` is False if the arguments could not be
+        encoded. Then a call is identified only by its function and by its number among the agent's calls.
 
         Args:
             by: One or several of the columns agent, step, model, function and source. The result then has one row for
@@ -340,7 +339,7 @@ class EventLog:
         return graph
 
     def balance(self, *, expand: bool = False) -> Balance:
-        """Check that every send ended in exactly one fate; return the numbers of sends and of rows.
+        """Check that the log says exactly once what became of each send; return the numbers of sends and rows.
 
         The result has `sends`, `rows` and `fates`, the number of sends by fate.
 
@@ -354,21 +353,22 @@ class EventLog:
         return found
 
     def digest(self, step: int) -> bytes:
-        """Return the digest of a step. Equal messages give equal digests, whatever groups the agents are in.
+        """Return the digest of a step: a hash of 32 bytes, computed from the step's messages.
 
-        The digest covers the messages that groups sent in the step, and the messages from outside that were read in the
-        step. Messages from outside that a rule blocked or rewrote are left out. The digest is final once all groups
-        have ended the step. A step that did not run has the same digest as a step without messages. To tell them apart,
-        use `messaging.steps.digest`. See docs/steps.md.
+        Equal messages give equal digests, whatever groups the agents are in. The digest covers the messages that groups
+        sent in the step, and the messages from outside that were read in the step. Messages from outside that a rule
+        blocked or rewrote are left out. The digest is final once all groups have ended the step. A step that did not
+        run has the same digest as a step without messages. To tell them apart, use `messaging.steps.digest`. See
+        docs/steps.md.
 
         Raises: LogError if a file of the log is gone.
         """
         return bytes(self._source.ask("digest", step=step))
 
     def history_digest(self, step: int) -> bytes:
-        """Return the digest of all steps up to `step`.
+        """Return one hash, computed from the digests of the steps 0 to `step` (see `digest`).
 
-        Two runs give the same result if each of these steps has the same digest in both runs.
+        If these steps have the same digests in another run, this method returns the same hash for that run.
 
         Raises: LogError if a file of the log is gone.
         """
@@ -377,11 +377,11 @@ class EventLog:
     def diff(self, other: "EventLog") -> Difference | None:
         """Return the first message that differs from another run's log, or None if both runs sent the same messages.
 
-        The result has `step`, `agent` (the sender), `message_id`, and the message's LogRow in each log, `mine` and
-        `theirs` (None: that log does not have the message). Both must be runs in steps. In each step, the messages that
-        each agent has sent are compared: their recipients, order, fates, rules and labels, but not their ids. The first
-        message is the one with the lowest step, then with the lowest recipient, then with the lowest sender, and then
-        the one that was sent first.
+        The result has `step`, `agent` (the sender), `message_id`, and the message's LogRow in this log, `mine`, and in
+        the other log, `theirs` (None: that log does not have the message). Both runs must have steps. In each step, the
+        messages that each agent has sent are compared: their recipients, order, fates, rules and labels, but not their
+        ids. The first message is the one with the lowest step, then with the lowest recipient, then with the lowest
+        sender, and then the one that was sent first.
 
         Raises: ConfigError unless both runs had steps.
         """
@@ -397,8 +397,9 @@ class EventLog:
 
         `rows` is their number, `first` and `last` are times of sending, `fates` and `rules` have numbers of rows.
         `writers` and `readers` are numbers of agents, and `busiest_writers` and `busiest_readers` lists of [id, rows].
-        `traffic` has the rows over time, and `groups` the rows from each messager to each mailbox. `segments` and
-        `bytes` are the number and size of all files, and `live` is the number of rows that are in no file yet.
+        `traffic` has the number of rows over time, and `groups` the number of rows from each sending group or messager
+        to each receiving one. `segments` and `bytes` are the number of all files and their size in bytes, and `live` is
+        the number of rows that are in no file yet.
         """
         found: dict[str, Any] = self._source.ask("stats", **fields)
         return found

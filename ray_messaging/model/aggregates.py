@@ -198,11 +198,11 @@ class Quantile(Aggregate):
 class Gini(Aggregate):
     """The Gini coefficient of a number over all agents, for `collect=`.
 
-    The coefficient is 0 if all agents have the same number, and near 1 if one agent has nearly the whole sum.
+    The Gini coefficient is 0 if all agents have the same number, and near 1 if one agent has nearly the whole sum.
 
-    It is the mean absolute difference over all pairs of agents, divided by twice the mean, with one rounding at the
-    end. It is NaN if some number is NaN or infinite, or if there are no agents, and 0 if all numbers are 0. Each step
-    stores the numbers of all agents until the event log has read them.
+    The coefficient is the mean absolute difference over all pairs of agents, divided by twice the mean, with one
+    rounding at the end. The coefficient is NaN if some number is NaN or infinite, or if there are no agents, and 0 if
+    all numbers are 0. Each step stores the numbers of all agents until the event log has read them.
 
     Args: as for `Mean`; the numbers are not negative.
     """
@@ -242,7 +242,7 @@ class Count(Aggregate):
     kind = "count"
 
     def partial(self, values: Values, counted: NDArray[np.bool_] | None = None) -> tuple[str, Any]:
-        """Return the kind of the aggregate, and for each value a pair (value, number of agents).
+        """Return what one group contributes: the aggregate's kind, and for each value a pair (value, number of agents).
 
         Raises: UnfitValue if the values are floats.
         """

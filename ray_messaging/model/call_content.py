@@ -53,7 +53,7 @@ class ByContent(partial[R]):
 
 
 def by_content(function: Callable[P, R], /, *, sample: int | None = 1, uses: object = None) -> Callable[P, R]:
-    """Return a function for `me.remember`, whose answers `Calls(store=)` shares among equal calls as `sample` says.
+    """Return a function to pass to `me.remember`: in a run with `Calls(store=)`, equal calls of it share answers.
 
     Args:
         function: The function that is to be called, async or plain.

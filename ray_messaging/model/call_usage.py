@@ -79,8 +79,8 @@ class CallMeter:
     def add(self, model: str | None, given: int, cached: int, output: int) -> None:
         """Count the tokens of one answer. Raises ConfigError if the model has no price.
 
-        Args: `given` is the number of input tokens, of which `cached` came from a cache; `output` is that of output
-        tokens.
+        Args: `given` is the number of input tokens, of which `cached` came from a cache; `output` is the number of
+        output tokens.
         """
         cost = None if self._price is None else self._price(model, given, cached, output)
         more = CallUsage(model, given, cached, output, cost)

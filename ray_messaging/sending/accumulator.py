@@ -188,8 +188,8 @@ class Accumulator:
         """Check one message, and accept it: at once if there is capacity, otherwise later.
 
         Returns: an awaitable for the receipt, which the caller must await before anything else.
-        Raises: InvalidAddress for an invalid channel or id; UnknownSender if from_id may not send here; InvalidPayload
-        or PayloadTooLarge for an invalid payload.
+        Raises: InvalidAddress for an invalid channel or id; UnknownSender if this messager may not send for from_id
+        (see MessagingConfig.strict_senders); InvalidPayload or PayloadTooLarge for an invalid payload.
         """
         # Most messages are accepted in this branch. It calls no function, because one call takes a twentieth of a
         # send's time.

@@ -80,8 +80,8 @@ class MessageChecks:
     def checked(self, channel: str, payload: object, from_id: SenderId, to_id: AgentId | None) -> CheckedMessage:
         """Check a message and encode its payload.
 
-        Raises: InvalidAddress for an invalid channel or id; UnknownSender if from_id may not send here; InvalidPayload
-        or PayloadTooLarge for an invalid payload.
+        Raises: InvalidAddress for an invalid channel or id; UnknownSender if this messager may not send for from_id
+        (see MessagingConfig.strict_senders); InvalidPayload or PayloadTooLarge for an invalid payload.
         """
         recipient, topic = self.address(channel)
         if to_id is not None and (to_id.__class__ is not int or to_id != recipient):
@@ -91,8 +91,8 @@ class MessageChecks:
     def addressed(self, from_id: SenderId, to_id: AgentId | None, topic: str, payload: object) -> CheckedMessage:
         """Check a message to an address that is known to be valid.
 
-        Raises: InvalidAddress for an invalid sender's id; UnknownSender if from_id may not send here; InvalidPayload or
-        PayloadTooLarge for an invalid payload.
+        Raises: InvalidAddress for an invalid sender's id; UnknownSender if this messager may not send for from_id (see
+        MessagingConfig.strict_senders); InvalidPayload or PayloadTooLarge for an invalid payload.
         """
         if from_id is None or from_id is OMITTED:
             if self._agents is not None and (from_id is OMITTED or not self._user_is_explicit):

@@ -34,8 +34,8 @@ class Step:
     is read in the next step, or in step `deliver_at`. Messages are sent when the step is committed. A request for the
     next step commits this step. If the step runs again after a fault, its inbox, the order of the inbox, and the random
     numbers are the same. `arrivals` has the agents that came from other groups at this step, with the states of these
-    groups. `before` has the group's own agents in the previous step. `blocked` has the messages that the group's agents
-    sent in the previous step, but that rules blocked.
+    groups. `before` has the agents that the group had in the previous step. `blocked` has the messages that the group's
+    agents sent in the previous step, but that rules blocked.
     """
 
     def __init__(
@@ -89,7 +89,7 @@ class Step:
 
     @property
     def messages(self) -> Messages:
-        """Return all messages for the agents, in canonical order: by to_id, step sent, from_id, order of sending."""
+        """Return all messages for the agents, sorted by to_id, step of sending, from_id, and order of sending."""
         return self._inbox.messages
 
     def by_agent(self) -> Iterator[tuple[AgentId, Messages]]:
@@ -155,7 +155,7 @@ class Step:
         for all messages; payloads is a sequence of n dicts, or one dict for all messages.
         Raises: UnknownSender for a from_id that is not an agent of this group; InvalidAddress for an invalid id or
         subtopic; InvalidColumns if the columns do not fit together; InvalidPayload or PayloadTooLarge for an invalid
-        payload; ConfigError for a `deliver_at` that has passed or is too far ahead; Closed after the step.
+        payload; ConfigError for a `deliver_at` that has passed or is too far ahead; Closed if the step has ended.
         """
         self.sends.add_columns(from_ids, to_ids, payloads, subtopic, deliver_at)
 
@@ -202,8 +202,8 @@ class Step:
         The broadcasts are also in `messages`. There, the message for one hearer of a broadcast is made only when it is
         read.
 
-        Raises: UnknownName if `audience` is not an audience or its name; ConfigError if the broadcasts were to several
-        versions of the audience.
+        Raises: UnknownName if `audience` is not an audience or its name; ConfigError if the audience changed between
+        the broadcasts that are read in this step.
         """
         return self._inbox.heard(name_of(audience))
 
@@ -242,7 +242,7 @@ class Step:
         return StepQuestionIds(self.number, joined_ids(senders), joined_arrays(ordinals))
 
     def reply(self, message: Message, payload: object, *, deliver_at: int | None = None) -> None:
-        """Answer a question that was read in this step. The answer is read in the next step, or in `deliver_at`.
+        """Answer a question that was read in this step. The answer is read in the next step, or in step `deliver_at`.
 
         Raises: NoQuestion for a message that is not a question, was answered, or was read in another step; otherwise
         the same errors as `send_columns`, such as InvalidPayload and ConfigError.
@@ -273,13 +273,12 @@ class Step:
     def move(self, audience: object, ids: object, positions: object) -> None:
         """Set the positions of some of the group's agents in an audience, an array (n, 2) or (n, 3).
 
-        All groups use the new positions in the next step, as one new version of the audience. If a position is set
-        twice in a step, the last one counts.
+        All groups use the new positions in the next step. If a position is set twice in a step, the last one counts.
 
         Raises: UnknownName for an audience that does not exist in this step; UnknownSender for an agent of another
-        group; InvalidColumns if the arguments do not fit together; Closed after the step. The commit raises UnknownName
-        for an agent without a position, and ConfigError for an audience that was not made of positions. In both
-        cases the step is not committed.
+        group; InvalidColumns if the arguments do not fit together; Closed if the step has ended. The commit raises
+        UnknownName for an agent without a position, and ConfigError for an audience that was not made of positions. In
+        both cases the step is not committed.
         """
         self.sends.check_open()
         name, column = name_of(audience), IdColumn.checked(ids)
@@ -318,7 +317,7 @@ class Step:
         """Return the state that was set in this step, or else the state of the previous step. None means no state.
 
         Setting the state raises InvalidPayload for anything except bytes or None, PayloadTooLarge for more bytes than
-        MessagingConfig.state_bytes, and Closed after the step.
+        MessagingConfig.state_bytes, and Closed if the step has ended.
         """
         return self._state
 

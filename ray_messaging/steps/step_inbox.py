@@ -87,7 +87,7 @@ class StepInbox:
     def heard(self, name: str) -> Heard:
         """Return the broadcasts to one audience, as the agents hear them.
 
-        Raises: ConfigError if the broadcasts were to several versions of the audience.
+        Raises: ConfigError if the audience changed between the broadcasts that are read in this step.
         """
         found = [each for each in self._folded if audience_of(each.batch).name == name]
         versions = sorted({audience_of(each.batch).version for each in found})

@@ -195,7 +195,7 @@ class StepSends:
         Args: `place` is the sender's place among the agents, if the caller knows it; then `from_id` is not looked up.
         Raises: UnknownSender for a from_id that is not one of these agents; InvalidAddress for an invalid id or
         subtopic; InvalidPayload or PayloadTooLarge for an invalid payload; ConfigError for a `deliver_at` that has
-        passed or is too far ahead; Closed after the step.
+        passed or is too far ahead; Closed if the step has ended.
         """
         if place is None:
             if from_id is not self._from_id or len(self.to_ids) >= BATCH_ROWS:

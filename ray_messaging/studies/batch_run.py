@@ -66,8 +66,7 @@ def batch_run(
     Args:
         model: The model, as for `run`, which may take parameters by name.
         parameters: The rows of parameters: a dict that has a list of values for each parameter, so that each
-            combination of values is a row; a list of dicts; or a
-            DataFrame.
+            combination of values is a row; or a list of dicts, one for each row; or a DataFrame.
         agents: As for `run`, or a function of parameters that returns it.
         until: The first step that is not run, or a function of parameters that returns it. With `max_steps`, a
             condition as for `run`. The condition may take parameters by name after the collected values, such as

@@ -66,7 +66,9 @@ class Study:
 
     @property
     def calls(self) -> CallCounts:
-        """Return how often all runs without an error called `me.remember`, the tokens of these calls, and their cost.
+        """Return how often the runs called `me.remember`, the tokens of these calls, and their cost.
+
+        Runs that ended with an error are left out.
 
         The steps that several runs share (see `vary_from`) count once.
         """
@@ -90,8 +92,9 @@ class Study:
     def to_pandas(self) -> Any:  # noqa: ANN401 - pandas is an extra
         """Return a DataFrame with a row per run: parameters, replicate, seed, outcomes, digest, seconds, error.
 
-        If a run failed, `error` says why and where, and its outcomes are missing. Runs with equal digests have sent
-        equal messages in their last 64 steps, and have ended with equal states.
+        `replicate` is the number of the run among the runs of the same parameters, from 0. If a run failed, `error`
+        says why and where, and its outcomes are missing. `digest` is a hash: runs with equal digests have sent equal
+        messages in their last 64 steps, and have ended with equal states.
 
         Raises: ImportError without pandas.
         """
@@ -126,7 +129,7 @@ class Study:
         return data_frame(columns)
 
     def summary(self, *, level: float = LEVEL) -> Any:  # noqa: ANN401 - pandas is an extra
-        """Return a DataFrame with a row for each row of parameters: its number of runs, and the mean of each outcome.
+        """Return a DataFrame with the mean of each outcome, and the number of runs, by combination of parameters.
 
         The bounds of the mean's bootstrap interval are in the columns that end with " low" and " high". Outcomes that
         are strs are left out.
@@ -146,16 +149,16 @@ class Study:
         level: float = LEVEL,
         resamples: int = RESAMPLES,
     ) -> Any:  # noqa: ANN401 - pandas is an extra
-        """Return how the outcomes of rows differ from those of a base row, as a DataFrame with bootstrap intervals.
+        """Return how outcomes differ from those of a base combination of parameters, as a DataFrame with intervals.
 
-        Each row of parameters is compared with its base row: the row that has the values in `base`, and otherwise the
-        same values. Two runs with the same replicate, and so the same seed, are a pair. The columns `base` and `mean`
-        have the means of the outcome in the base row and in the other row. `difference` is the mean of the differences,
-        and `low` and `high` are the bounds of its interval. `size` is Cohen's d, the difference divided by the standard
-        deviation of the runs. `pairs` is the number of pairs that were compared, and `missing` the number of pairs that
-        were not, because a run failed or lacks the outcome. `equal` is the number of pairs whose runs have the same
-        digest. With `batch_run(logs=True)`, `first` names the first message, by step and replicate, in which the two
-        runs of a pair differ (None: all pairs sent equal messages).
+        Each combination of parameters, called a row, is compared with its base row: the row that has the values in
+        `base`, and otherwise the same values. Two runs with the same replicate, and so the same seed, are a pair. The
+        columns `base` and `mean` have the means of the outcome in the base row and in the other row. `difference` is
+        the mean of the differences, and `low` and `high` are the bounds of its interval. `size` is Cohen's d, the
+        difference divided by the standard deviation of the runs. `pairs` is the number of pairs that were compared, and
+        `missing` the number of pairs that were not, because a run failed or lacks the outcome. `equal` is the number of
+        pairs whose runs have the same digest (see `to_pandas`). With `batch_run(logs=True)`, `first` names the first
+        message, by step and replicate, in which the two runs of a pair differ (None: all pairs sent equal messages).
 
         Args:
             base: Values of some parameters, or of all, such as {"rule": "none"}.

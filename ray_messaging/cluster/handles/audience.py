@@ -64,7 +64,7 @@ class Audience:
 
     @property
     def version(self) -> int:
-        """Return the number of the newest version (the first is 1); raise UnknownName if the audience was removed."""
+        """Return the version: 1 at first, higher after each change; raise UnknownName if the audience was removed."""
         return self._newest().version
 
     @property

@@ -92,7 +92,7 @@ class Survey(Generic[T]):
 
     @property
     def invalid(self) -> dict[AgentId, InvalidAnswer]:
-        """Return the agents that have answered, but have given no answer that fits the type.
+        """Return the agents whose answers so far do not fit the type.
 
         The value of each agent has the `payload` of an answer, and the `reason` why it does not fit.
         """
@@ -171,7 +171,7 @@ class Survey(Generic[T]):
         return self
 
     def remind(self, *, timeout: float | None = None) -> int:
-        """Repeat the question to the agents that have given no valid answer; return the number of these agents.
+        """Ask again all agents without a valid answer; return the number of these agents.
 
         The agents have `timeout` seconds for an answer. With None, they have the survey's own timeout once more.
 

@@ -72,10 +72,10 @@ START = -1  # the number of the step for the random numbers of the `start` funct
 class Agent:
     """One agent of a model in one step: what the agent knows, and what it can do.
 
-    `state` is the agent's own dict. It is committed with the step, and the next step begins with equal values. `data`
-    is the agent's row of the DataFrame of agents, `shared` is the object that was passed to `run`, and `neighbours` are
-    the agents to which this agent has an edge in the graph. `kind` is the agent's kind, if the run has a model for each
-    kind.
+    `state` is the agent's own dict. The dict is stored when the step ends, and the next step begins with equal values.
+    `data` is the agent's row of the DataFrame that was passed to `run` as `agents`, `shared` is the object that was
+    passed to `run`, and `neighbours` are the agents to which this agent has an edge in the graph. `kind` is the agent's
+    kind, such as "trader", if the run has several kinds of agents, each with its model.
     """
 
     __slots__ = ("_place", "_society", "_stopped", "data", "id", "kind", "neighbours", "shared", "state")
@@ -122,7 +122,8 @@ class Agent:
     def step_rng(self) -> np.random.Generator:
         """Return a generator of random numbers that are the same for all agents in this step, such as for the weather.
 
-        The numbers depend only on the seed and the step. For each agent the generator begins with the first number.
+        The numbers depend only on the seed and the step. Each agent gets a generator of its own, which begins with the
+        first number.
         """
         drawn, mine = self._society.drawn, ~self._place
         found = drawn.get(mine)
@@ -148,9 +149,11 @@ class Agent:
     ) -> None:
         """Send a message to agent `to`, which reads it in the next step, or in step `deliver_at`.
 
+        `subtopic` is the last part of the channel, the address on the server to which the message goes.
+
         Raises: InvalidAddress for an invalid id or subtopic; InvalidPayload or PayloadTooLarge for an invalid payload;
-        ConfigError in the `start` and `collect` functions, or for a `deliver_at` that has passed or is too far ahead;
-        Closed after the step.
+        ConfigError in the functions passed to `run` as `start` and `collect`, or for a `deliver_at` that has passed or
+        is too far ahead; Closed if the step has ended.
         """
         # This is the common case of `StepSends.send`, inlined, because the call would take a tenth of a send's time.
         try:
@@ -176,9 +179,9 @@ class Agent:
     def broadcast(
         self, audience: object, payload: object, *, subtopic: str = AGENT_CHAT, deliver_at: int | None = None
     ) -> None:
-        """Send one message to all hearers of this agent in an audience, which is given by its handle or name.
+        """Send one message to all hearers of this agent in an audience, a named set of pairs of sender and hearer.
 
-        They read it in the next step, or in step `deliver_at`.
+        `audience` is an Audience or its name. The hearers read the message in the next step, or in step `deliver_at`.
 
         Raises: UnknownName for an audience that does not exist in this step; otherwise the same errors as `send`, such
         as InvalidPayload and ConfigError.
@@ -203,7 +206,7 @@ class Agent:
         return self._open_step.ask(self.id, check_id(to), payload, subtopic=subtopic, deliver_at=deliver_at)
 
     def reply(self, message: Message, payload: object, *, deliver_at: int | None = None) -> None:
-        """Answer a question that was read in this step. The answer is read in the next step, or in `deliver_at`.
+        """Answer a question that was read in this step. The answer is read in the next step, or in step `deliver_at`.
 
         Raises: NoQuestion for a message that is not a question, was answered, was read in another step, or was a
         question to another agent; otherwise the same errors as `send`, such as InvalidPayload and ConfigError.
@@ -231,18 +234,19 @@ class Agent:
     def remember(self, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Awaitable[Any]:
         """Call a function, async or plain, and store its result, for the case that the step runs again.
 
-        If the step runs again, an equal call gets the stored result, and is not made. Use this for calls that cost
-        money or whose results vary, such as calls of a language model. The model must be async, and await the result.
-        Two calls are equal if the same agent calls the same function (by its qualified name) with equal arguments in
-        the same step. If an agent makes several equal calls in one step, each of them is made, and has its own result.
-        A fork uses the stored results too. If msgpack cannot encode the arguments of a call, the call is identified by
-        its number among the agent's calls of the function. The result is an equal copy of what the function returned. A
-        plain function runs in a thread. Exceptions are not stored. With `Calls(store=)`, calls with the same content
-        are made only once, whichever agent makes them (see `by_content`).
+        A step runs again if, for example, its process has died. An equal call then gets the stored result, and the
+        function is not called. Use this for calls that cost money or whose results vary, such as calls of a language
+        model. The model must be async, and await the result. Two calls are equal if the same agent calls the same
+        function (by its qualified name) with equal arguments in the same step. If an agent makes several equal calls in
+        one step, each of them is made, and has its own result. A run that `Messaging.fork` starts from this run uses
+        the stored results too. If msgpack cannot encode the arguments of a call, the call is identified by its number
+        among the agent's calls of the function. Awaiting the call returns an equal copy of what the function returned.
+        A plain function runs in a thread. Exceptions are not stored. With `Calls(store=)`, calls of the same function
+        with equal arguments are made only once, whichever agent makes them (see `by_content`).
 
         Raises: the errors of the function; ConfigError outside of an async model, or if there is a store and the
-        content of the call cannot be compared; InvalidPayload, which names the part, for a result that cannot be stored
-        exactly; PayloadTooLarge for a result above MessagingConfig.payload_bytes.
+        function or its arguments cannot be compared with those of other calls; InvalidPayload, which names the part,
+        for a result that cannot be stored exactly; PayloadTooLarge for a result above MessagingConfig.payload_bytes.
         """
         calls = self._society.calls
         if calls is None:
@@ -254,7 +258,8 @@ class Agent:
 
         If the group does not exist, the run ends with StepFailed.
 
-        Raises: ConfigError in the `start` and `collect` functions; InvalidAddress for an invalid name.
+        Raises: ConfigError in the functions passed to `run` as `start` and `collect`; InvalidAddress for an invalid
+        name.
         """
         if self._society.open_step is None:
             raise self._society.cannot("move", self.id)

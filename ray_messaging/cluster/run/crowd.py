@@ -36,8 +36,9 @@ _encode = msgspec.msgpack.encode
 class Crowd:
     """All agents of a group: `ids` (int64, or object if some are strs), and `state`, a dict of arrays.
 
-    A run with by="group" passes it to the model. `name` is the group's name, and `shared` the object that was passed to
-    `run`. `kind` is the kind of all agents of the group, if the run has a model for each kind.
+    A run with by="group" passes a Crowd to the model. `name` is the group's name, and `shared` the object that was
+    passed to `run`. `kind` is the kind of all agents of the group, such as "trader", if the run has several kinds of
+    agents.
     """
 
     def __init__(self, name: str, ids: NDArray[Any], shared: object, kind: str | None = None) -> None:

@@ -131,13 +131,13 @@ def run(
     """Run a model in this process, without Ray and without an experiment, and return the agents' states.
 
     Use this function if one process is enough: for a small model, for a test, or for one of many runs at the same time.
-    Use `Messaging.run` if a run needs several processes or machines. With the same seed, both give the same messages,
-    verdicts, order, states and digests, whatever `groups` is. A run with a `log_dir` whose process has ended can be
-    resumed.
+    Use `Messaging.run` if a run needs several processes or machines. With the same seed, both give the same messages in
+    the same order, with the same decisions of rules, and the same states and digests, whatever `groups` is. A run with
+    a `log_dir` whose process has ended can be resumed.
 
     Each group has a copy of `shared`, and the run has copies of the rules. The model is not copied: its globals are the
-    same in all groups. If a plain model never returns, the process cannot end, even after a `timeout`. Ctrl-C raises
-    KeyboardInterrupt.
+    same in all groups. If a model that is a plain function, not async, never returns, the process cannot end, even
+    after a `timeout`. Ctrl-C raises KeyboardInterrupt.
 
     Args:
         model: As for `Messaging.run`.
@@ -165,8 +165,11 @@ def run(
             `Messaging.fork`.
         on_existing: If `log_dir` has a log already: "error" raises AlreadyExists, "resume" goes on with that run after
             its last step, and "reset" deletes that log.
-        wait_for: As for `Steps`: "neighbours" makes calls of a language model early.
-        ahead: As for `Steps`.
+        wait_for: "all": a step begins once all agents have ended the step before. "neighbours": before that, a copy of
+            an agent already runs the model, once the agent and the agents with an edge to it in `graph` have ended the
+            step before. Only the results of the copy's calls through `me.remember` are kept, and the step itself uses
+            them. The result of the run is the same, and slow calls begin earlier.
+        ahead: With wait_for="neighbours", the most steps by which such a copy may be ahead of the current step.
 
     Raises: StepFailed if the model raises an exception; ConfigError for invalid arguments, RuleError for invalid rules;
     StepTooLarge if a group gets more messages in a step than it can read; AlreadyExists if the folder has a log;

@@ -324,7 +324,7 @@ class Run(AbstractContextManager["Run"]):
         return series_frame(self._series())
 
     def result(self) -> Result:
-        """Return states, counts, digests and series after the last step.
+        """Return the result of the run so far, as of the last step.
 
         Raises: the same errors as `advance`, such as Closed.
         """

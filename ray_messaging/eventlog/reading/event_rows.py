@@ -21,13 +21,14 @@ _PAGE = 8192  # the number of rows that are converted to Python objects at a tim
 class LogRow:
     """One row of the log: a send to one recipient, or to no recipient. Times are in unix seconds.
 
-    A broadcast has one row for each mailbox in which agents hear it. These fields are None where they do not apply:
-    `step` is the step in which the message was sent, `step_read` the one in which it is read, and `ordinal` the number
-    of the message among its sender's messages in the step. `from_id` is None for the user, `to_id` for the user, a
-    plain channel or a broadcast. `subtopic` is the last part of an agent's `channel`. `audience` and `audience_version`
-    name the audience of a broadcast, and `pairs` is how many agents of the mailbox hear it. `in_reply_to` is the id of
-    the question that the message answers, and `expects_answer` says whether it is a question. `caused_by` is the id of
-    the message that the sender was handling.
+    A broadcast has one row for each mailbox, the queue of one group or messager, in which agents hear it. These fields
+    are None where they do not apply: `step` is the step in which the message was sent, `step_read` the one in which it
+    is read, and `ordinal` the number of the message among its sender's messages in the step. `from_id` is None for the
+    user. `to_id` is None for a message to the user or to a channel that belongs to no agent, and for a broadcast.
+    `subtopic` is the last part of an agent's `channel`. `audience` and `audience_version` name the audience of a
+    broadcast, and `pairs` is how many agents of the mailbox hear it. `in_reply_to` is the id of the question that the
+    message answers, and `expects_answer` says whether it is a question. `caused_by` is the id of the message that the
+    sender was handling.
 
     `text` is the payload as JSON, `text_before` the payload before a rule rewrote it, and `labels` are those that rules
     gave. `sent_at` is when the messager accepted the message, `delivered_at` when the server stored it. `fate` says

@@ -65,8 +65,9 @@ class PairCheck(NamedTuple):
 class Rule:
     """A rule that judges messages, one by one or a whole batch at once.
 
-    Override `check`, or `check_batch` to judge a batch by its columns. If a rule raises an exception, or returns
-    anything but verdicts, it has failed on the message. The message is then blocked, unless `on_error` is "allow".
+    A rule returns verdicts: ALLOW, block("why"), rewrite(payload) or label("tag"). Override `check`, or `check_batch`
+    to judge a batch by its columns. If a rule raises an exception, or returns anything but verdicts, it has failed on
+    the message. The message is then blocked, unless `on_error` is "allow".
 
     Attributes:
         name: the rule's name in receipts and in the event log. The rules of an interceptor have different names. By
@@ -121,23 +122,23 @@ class Rule:
         return found
 
     def pair_check(self) -> PairCheck | None:
-        """Return a check by which a broadcast's pairs of sender and hearer are judged by ids, many at a time.
+        """Return an object that judges many pairs of sender and hearer of a broadcast at once, by their ids.
 
-        None: `check_batch` judges each pair. The check is valid until `state` changes.
+        Return None if `check_batch` must judge each pair. The object is valid until `state` changes.
         """
         return None
 
     def count_failure(self, error: BaseException, messages: int = 1) -> Verdict:
         """Count messages on which this rule has failed, and return one verdict for all of them.
 
-        The verdict is that of `on_error`.
+        The verdict blocks or allows the messages, as `on_error` says.
         """
         if self.context is not None:
             self.context.rule_failed(self, error, messages)
         return self.failed(error)
 
     def failed(self, error: BaseException) -> Verdict:
-        """Return the verdict on a message on which this rule has failed: by `on_error`, a block or ALLOW."""
+        """Return the verdict on a message on which this rule has failed: it blocks or allows, as `on_error` says."""
         return ALLOW if self.on_error == "allow" else block(failure(error))
 
     @property
@@ -146,7 +147,7 @@ class Rule:
         return False
 
     def room(self, senders: Sequence[AgentId | None]) -> Sequence[int]:
-        """Return, for each sender, how many of its messages must be blocked before a later verdict may change.
+        """Return how many more messages of each sender must be blocked before this rule may judge differently.
 
         If a rule counts blocked messages, batches of steps are judged in parts. In a part, a sender has at most as many
         messages as this method returns, but at least one.
@@ -154,7 +155,7 @@ class Rule:
         return [UNLIMITED] * len(senders)
 
     def new_round(self) -> None:
-        """Begin a new round: reset the counts that the rule keeps for each round."""
+        """Begin a new round: reset the counts that the rule keeps for each round. With steps, each step is a round."""
 
     @property
     def has_rounds(self) -> bool:

@@ -32,7 +32,7 @@ _TYPES = "int8 to int64, uint8 to uint64, float32, float64, bool, strings, or ve
 
 
 def columns(table: object = None, /, **arrays: object) -> TypedColumns:
-    """Return payloads in typed columns, one message per row: `columns(price=[1.5, 2.0], text=["buy", "sell"])`.
+    """Return payloads as arrays, with one message per row: `columns(price=[1.5, 2.0], text=["buy", "sell"])`.
 
     Args: `table` is a mapping of names to arrays, a pyarrow Table or RecordBatch, or a pandas DataFrame. Arrays that
     are passed by keyword become columns too. A column is a numpy array, a list, a Series or an Arrow array. It is

@@ -18,7 +18,11 @@ SHOWN = 20  # the most findings of one kind that are shown
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """The state of one subject, `what`: its `value`, its `level`, and if the level is not ok, a `remedy`."""
+    """One result of a health check.
+
+    `what` names the thing that was checked, and `value` says how it is. `level` is "ok", "warning" or "critical". If it
+    is not "ok", `remedy` says what to do.
+    """
 
     level: Level
     what: str
@@ -36,9 +40,10 @@ critical = partial(Finding, "critical")  # harm is being done now
 
 @dataclass(frozen=True)
 class Health:
-    """All findings about an experiment or a server.
+    """The results of a health check of an experiment or a server.
 
-    `subject` is a text that names the experiment or server, and `findings` is the list of the findings.
+    `subject` is a text that names the experiment or server, and `findings` is a list with a Finding for each thing that
+    was checked.
     """
 
     subject: str

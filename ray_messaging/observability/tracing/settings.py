@@ -17,7 +17,8 @@ _FLUSH_S = 5.0
 class Tracing:
     """Settings of tracing by OpenTelemetry.
 
-    `sample` is the share of batches, and of a group's steps, that begin a trace.
+    `sample` is the share, from 0 to 1, of the batches (messages that are sent together) and of a group's steps that
+    begin a trace.
 
     A batch that is sent within a recorded span belongs to that span's trace, whatever `sample` is. `file` is the path
     of a file to which all processes of a node write their spans as lines of JSON. Without a file, spans go to the

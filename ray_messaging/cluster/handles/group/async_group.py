@@ -92,9 +92,9 @@ class StampedHandle:
 class AsyncGroup(StampedHandle):
     """The calls of a group's handle for async code: `await group.aio.send(...)`.
 
-    `group.aio` is a separate handle with the same `step`, so it does not commit what `group` has fetched. Several event
-    loops may send at the same time. `fetch_messages` and `ack` raise ConfigError if a call in another event loop is
-    waiting.
+    `group.aio` is a separate handle with the same `step`: a fetch by `group.aio` does not commit messages that `group`
+    has fetched. Several event loops may send at the same time. `fetch_messages` and `ack` raise ConfigError if a call
+    in another event loop is waiting.
     """
 
     def __init__(
@@ -148,9 +148,10 @@ class AsyncGroup(StampedHandle):
     async def send(
         self, from_id: AgentId | None, to_id: AgentId, payload: Payload, *, subtopic: str = AGENT_CHAT
     ) -> Receipt:
-        """Send one message to an agent, and return its receipt; from_id None is the user.
+        """Send one message to an agent, and return its receipt; from_id None is the user, a person outside.
 
-        If a rule blocks the message, no error is raised; the receipt has the fate "blocked" and the reason.
+        `subtopic` is the last part of the channel, the address on the server to which the message goes. If a rule
+        blocks the message, no error is raised: `receipt.fate` is "blocked", and `receipt.reason` says why.
 
         Raises: the same errors as `Messager.send_message`, such as UnknownSender, InvalidPayload, MailboxFull and
         OutcomeUnknown.
@@ -320,7 +321,7 @@ class AsyncGroup(StampedHandle):
         """Ask many agents; return an object, made by `table`, that collects their answers.
 
         Args: `table` is called with the experiment's name, the number of questions, the timeout, and the function that
-        gets more answers from the group's actor.
+        gets more answers from the group's actor. The other arguments are as for `ask_columns`.
         """
         check_timeout(timeout)
         columns = columns_of(from_ids, to_ids, payloads, self._payload_bytes)
@@ -343,7 +344,7 @@ class AsyncGroup(StampedHandle):
         answers.late = found.late
 
     async def reply(self, message: Message, payload: Payload) -> Receipt:
-        """Answer a question, a fetched message with `expects_answer`, and return the receipt of the answer.
+        """Answer a question, a fetched message whose `expects_answer` is True, and return the receipt of the answer.
 
         Raises: NoQuestion if the message expects no answer, or if this process has answered it already; otherwise the
         same errors as `Messager.send_message`, such as InvalidPayload, MailboxFull and OutcomeUnknown.
@@ -359,7 +360,10 @@ class AsyncGroup(StampedHandle):
         return await self.reply_to(slices_of(messages), payloads)
 
     async def reply_to(self, questions: Sequence[Slice], payloads: object, *, failed: bool = False) -> Receipts:
-        """Answer questions. With `failed`, the payloads say why the handlers of the questions have failed."""
+        """Answer questions; return a receipt for each answer.
+
+        With `failed`, the payloads say why the handlers of the questions have failed.
+        """
         exp_id, payload_bytes = self._experiment.exp_id, self._payload_bytes
         receipts = await self._relay(
             replies_to(questions, payloads, exp_id, payload_bytes, self._stamp.step, failed=failed)
@@ -408,14 +412,15 @@ class AsyncGroup(StampedHandle):
     ) -> "Fetched":
         """Return new messages; wait up to `timeout` seconds (None: for ever) for the first.
 
-        This commits the messages of this handle's last fetch. If a handle holds messages for longer than
-        `MessagingConfig.loan_s`, because its task died or ended without `ack`, they are redelivered to the next fetch
-        of any handle.
+        This commits the messages of this handle's last fetch, so that they are not delivered again. If a handle holds
+        messages for longer than `MessagingConfig.loan_s`, because its task died or ended without `ack`, they are
+        redelivered to the next fetch of any handle.
 
         Args:
             limit: The most messages to return.
             timeout: Seconds to wait for the first message.
-            commit: With "acked", only `ack` or a `with` block over the result commits these messages.
+            commit: "next": the next fetch commits these messages. "acked": only `ack` or a `with` block over the result
+                does.
             complete: Return all messages that the server had when this was called, except those that other handles
                 hold.
 
@@ -525,7 +530,7 @@ class AsyncGroup(StampedHandle):
             await self.give_up_lease(self._token)
 
     async def give_up_lease(self, token: Token | None) -> None:
-        """Give back to the mailbox the messages of the fetch that got this token, so that the next fetch gets them."""
+        """Give back the messages of one fetch, which `token` names, so that the next fetch gets them."""
         # The handle forgets the lease first, so that a concurrent fetch does not commit the messages.
         self._forget(token)
         await self._insist(lambda: self.actor.give_up.remote(self._caller, token))
@@ -536,7 +541,7 @@ class AsyncGroup(StampedHandle):
             await self.give_up_lease(token)
 
     async def commit_lease(self, token: Token) -> None:
-        """Commit all messages of the fetch that got this token, so that they are not delivered again."""
+        """Commit all messages of one fetch, which `token` names, so that they are not delivered again."""
         self._tracer.committed()
         # The handle forgets the lease only after the commit. Otherwise a concurrent fetch would get the lease's
         # messages again. If the commit is cancelled, the next fetch or `ack` commits the lease.
@@ -575,7 +580,7 @@ class AsyncGroup(StampedHandle):
         return found
 
     async def fates(self, step: int) -> "Counter[str]":
-        """Return the number of the messages that this group sent in a step, by fate, such as "delivered".
+        """Return how many messages of this group in a step have each fate: {"delivered": 3, "blocked": 1}, for example.
 
         Raises: UnknownName if some group of the experiment has not committed the step yet, or if the step is more than
         64 steps old; ConfigError if the experiment has no steps.

@@ -33,11 +33,11 @@ def _blocking(
 
 
 class Group(StampedHandle):
-    """Handle of a group: sends for its agents, and fetches their messages.
+    """Handle of a group, a Ray actor that hosts agents: sends for its agents, and fetches their messages.
 
-    `actor` is the raw Ray handle, `aio` has the same calls for async code. Sends of one handle keep their order, and a
-    send that Ray repeats is executed once. A Ray task gets its own copy of a handle. A task that fetches should call
-    `ack()` before it ends, or fetch in a `with` block:
+    `actor` is the actor's Ray handle, `aio` has the same calls for async code. Sends of one handle keep their order,
+    and a send that Ray repeats is executed once. A Ray task gets its own copy of a handle. A task that fetches should
+    call `ack()` before it ends, or fetch in a `with` block:
 
         with group.fetch_messages(timeout=5) as messages: ...      # committed when the block ends without an error
     """
