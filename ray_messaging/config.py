@@ -174,7 +174,9 @@ class Steps(_Settings):
     stall_s: PositiveFloat = _setting(
         30.0, "seconds for which a group may hold up a step before the log and messaging.health() name it"
     )
-    digest: bool = _setting(False, "keep a digest of what is sent in each step")
+    digest: bool = _setting(
+        False, "compute a hash of the messages of each step, by which runs are compared (messaging.steps.digest)"
+    )
     seat_timeout_s: PositiveFloat | None = _setting(
         60.0, "seconds for which a step waits for people at seats (messaging.seat); None: no limit"
     )
@@ -598,8 +600,8 @@ class MessagingConfig(_Settings):
     )
     complete_messages: PositiveInt = _setting(1_000_000, "most messages of one fetch with `complete=True`")
     complete_bytes: PositiveInt = _setting(256 * 2**20, "most bytes of one fetch with `complete=True`")
-    frame_rows: PositiveInt = _setting(FRAME_ROWS, "most messages in one entry of a mailbox")
-    frame_bytes: PositiveInt = _setting(FRAME_BYTES, "most bytes in one entry of a mailbox")
+    frame_rows: PositiveInt = _setting(FRAME_ROWS, "most messages that the server stores together, as one frame")
+    frame_bytes: PositiveInt = _setting(FRAME_BYTES, "most bytes that the server stores together, as one frame")
     send_timeout_s: PositiveFloat = _setting(
         30.0,
         "seconds for which a send is retried, with pauses, while the server cannot be reached, a mailbox or the log "
@@ -630,7 +632,9 @@ class MessagingConfig(_Settings):
     )
     log_list_messages: int = _setting(100_000, "messages in the local log list, `get_log_list()`; 0: none", ge=0)
     log_list_bytes: int = _setting(64 * 2**20, "bytes in the local log list; 0: none", ge=0)
-    mirror: bool = _setting(False, "also PUBLISH each message that goes to a mailbox, for foreign clients that listen")
+    mirror: bool = _setting(
+        False, "also PUBLISH each message on its channel, for programs without this library that subscribe to it"
+    )
     strict_senders: bool | None = _setting(
         None, "send only for the messager's own agents, or the user; None: True for groups, False for other messagers"
     )
@@ -638,7 +642,9 @@ class MessagingConfig(_Settings):
     wait_replicas: int = _setting(
         0, "replicas of the server that must confirm a write before it is acknowledged; 0: none", ge=0
     )
-    delegate_rules: bool = _setting(True, "let senders apply rules that read ids only; False: ask for each batch")
+    delegate_rules: bool = _setting(
+        True, "let senders apply rules that read only ids; False: the interceptor judges all messages"
+    )
 
 
 OnExisting = Literal["error", "resume", "reset"]
