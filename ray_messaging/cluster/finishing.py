@@ -36,7 +36,10 @@ def finish(log_dir: str) -> bool:
         return False
     data = record.starts[-1].data
     if data is None or not Path(data, APPEND_ONLY_NAME).exists():
-        raise LogError(f"the log cannot be completed on this machine: {lacking}", path=folder.where)
+        raise LogError(
+            f"the log cannot be completed, as the data of its server are not on this machine: {lacking}",
+            path=folder.where,
+        )
     passing = record.steps is None and data == beside(folder.where)
     with EmbeddedServer(HOST, data_dir=data, brief=True) as server:
         asyncio.run(_write(folder, record, server.start(), erase=passing))

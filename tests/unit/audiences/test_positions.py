@@ -106,7 +106,7 @@ def test_pairs_of_a_large_crowd_are_estimated():
         ([[0, 0], [1, np.nan]], 1, r"row 1 of the positions is \[1.0, nan\]"),
         ([[0, 0], [1, np.inf]], 1, r"row 1 of the positions is \[1.0, inf\]"),
         ([["a", 0], [1, 0]], 1, "positions must be an array of numbers"),
-        ([[0, 0], [1, 1]], -1, "radius=-1 must be a number above 0"),
+        ([[0, 0], [1, 1]], -1, "radius=-1 must be a finite number above 0"),
         ([[0, 0], [1, 1]], None, "radius=None"),
         ([[0, 0], [1, 1]], float("nan"), "radius=nan"),
     ],

@@ -118,7 +118,7 @@ def test_crowds_of_several_kinds_are_equal_on_any_number_of_groups():
     [
         (
             {**IDS, "clerk": [77]},
-            "the kind 'clerk', such as 77, for which model= has no function",
+            r"the kind 'clerk' \(the kind of agent 77\), for which model= has no function: model= has 'trader'",
         ),
         ({"trader": range(9)}, "the kind 'book', but agents= has no agent of this kind"),
         ({"trader": range(9), "book": []}, "the kind 'book', but agents= has no agent of this kind"),
