@@ -73,8 +73,8 @@ def encode_object(payload: PayloadObject, encode: Callable[[object], bytes]) -> 
     if line[0] != _BRACE:
         shown = line[:20].decode(errors="replace") + "..." * (len(line) > 20)
         raise InvalidPayload(
-            f"the payload, of type {type(payload).__name__}, becomes {shown} in JSON, but a payload must be an object "
-            "in JSON: send a dict, such as {'content': payload}"
+            f"the payload, of type {type(payload).__name__}, becomes {shown} in JSON, but a payload must be a JSON "
+            "object: put it into a dict, such as {'value': payload}"
         )
     return line
 

@@ -134,7 +134,9 @@ def test_a_cluster_that_says_nothing_is_asked_once_and_named(monkeypatch, capfd)
     with socket.create_server(("127.0.0.1", 0)) as silent:  # as a stopped process: its system accepts connections
         address = f"127.0.0.1:{silent.getsockname()[1]}"
         monkeypatch.setattr(clusters, "local_clusters", lambda **_: [address])
-        with pytest.raises(UnknownName, match=f"at {address} .no answer within 0.1 s"):
+        with pytest.raises(
+            UnknownName, match=f"at {address} .its experiments cannot be read: no answer within 0.1 s.: set"
+        ):
             clusters.join_ray("town")
     with pytest.raises(UnknownName, match=f"at {address} .*refused"):  # and one that has ended
         clusters.join_ray("town")

@@ -130,7 +130,10 @@ def test_crowds_of_several_kinds_are_equal_on_any_number_of_groups():
         (pd.DataFrame({"sort": ["trader"]}), "a DataFrame with a column 'kind'"),
         (pd.DataFrame({"kind": ["trader", None]}, index=["ann", "bob"]), "agent 'bob' has no kind"),
         (pd.DataFrame({"kind": ["trader", np.nan]}, index=["ann", "bob"]), "agent 'bob' has no kind"),
-        (pd.DataFrame({"kind": ["trader", "x"]}, index=["ann", "bob"]), "the kind 'x', such as 'bob',"),
+        (
+            pd.DataFrame({"kind": ["trader", "x"]}, index=["ann", "bob"]),
+            r"the kind 'x' \(the kind of agent 'bob'\), for which",
+        ),
     ],
 )
 def test_kinds_that_do_not_fit_are_named(agents, words):
