@@ -437,7 +437,9 @@ class LogWriter:
                 task.cancel()
 
     def _gone(self) -> Closed:
-        return Closed(f"the event log of {self.exp_id!r} was closed: use EventLog.open({self.folder.where!r})")
+        return Closed(
+            f"the event log of {self.exp_id!r} was closed: read its folder by EventLog.open({self.folder.where!r})"
+        )
 
     def _stuck(self) -> LogError:
         return LogError(
