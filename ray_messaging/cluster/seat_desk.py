@@ -374,7 +374,7 @@ def _checked(given: Mapping[str, Any], question: SeatQuestion) -> Written:
     if answers is not None:
         asked = next((each for each in question.heard if each.id == answers and each.asks), None)
         if asked is None:
-            raise ConfigError("This question was not asked in this step: reload the page to see those of now.")
+            raise ConfigError("This question was not asked in this step: reload the page to see the open questions.")
         return Written(() if asked.from_id is None else (asked.from_id,), text, asked.id)
     given_to = given.get("to")
     if not isinstance(given_to, list) or not given_to:
