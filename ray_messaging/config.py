@@ -287,8 +287,10 @@ class Calls(_Settings):
         prices = self.cost if isinstance(self.cost, dict) else {}
         names = [name for name in prices if model is not None and model.startswith(name)]
         if not names:
-            known = ", ".join(prices) or "none"
-            raise ConfigError(f"Calls(cost=) has no price for model {model!r}: it has prices of {known}")
+            known = ", ".join(map(repr, prices)) or "no model"
+            raise ConfigError(
+                f"Calls(cost=) has no price for model {model!r}, only for {known}: add {{{model!r}: Price(...)}}"
+            )
         return prices[max(names, key=len)]
 
     @field_validator("budget")

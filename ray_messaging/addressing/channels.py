@@ -161,8 +161,8 @@ def _tuple_text(part: object, whole: object) -> str:
         if not is_bool:
             return str(index(part))  # type: ignore[arg-type]  # others raise
     raise InvalidAddress(
-        f"agent id {short_repr(whole)} has {short_repr(part)} in it: a tuple can be an id only if it consists of ints, "
-        "strs and such tuples",
+        f"agent id {short_repr(whole)} has {short_repr(part)} in it: a tuple can be an id only if it holds ints (no "
+        "bools), strs and such tuples, and is not empty",
         value=whole,
     )
 
@@ -180,7 +180,11 @@ def id_tuple(agent_id: str) -> tuple[Any, ...]:
         found = literal_eval(agent_id)
         if isinstance(found, tuple) and check_id(found) == agent_id:
             return found
-    raise InvalidAddress(f"the id {short_repr(agent_id)} is not the text of a tuple, such as '(3, 4)'", value=agent_id)
+    raise InvalidAddress(
+        f"the id {short_repr(agent_id)} is not the text of a tuple, such as '(3, 4)': pass the id of an agent whose id "
+        "was given as a tuple",
+        value=agent_id,
+    )
 
 
 def check_subtopic(subtopic: object) -> str:
@@ -205,11 +209,12 @@ def no_channel(channel: object) -> InvalidAddress:
     """Build the error for a channel that is not a str. In most cases the caller has passed an agent's id."""
     try:
         agent = repr(check_id(channel))
+        whose = f"agent {agent}"
     except InvalidAddress:
-        agent = "agent_id"
+        agent, whose = "agent_id", "an agent"
     return InvalidAddress(
-        f"channel {channel!r} must be a str: the channel of agent {agent} is "
-        f"messager.get_agent_chat_channel({agent}), and Outgoing.to_agent({agent}, payload) needs no channel",
+        f"channel {channel!r} must be a str: the channel of {whose} is messager.get_agent_chat_channel({agent}), "
+        f"and Outgoing.to_agent({agent}, payload) needs no channel",
         value=channel,
     )
 
@@ -219,10 +224,9 @@ def parse_channel(exp_id: str, channel: object) -> Address:
     if not isinstance(channel, str):
         raise no_channel(channel)
     if len(channel) > 6 * NAME_LENGTH or not channel or _CONTROL.search(channel):
-        raise InvalidAddress(
-            f"channel {channel[:80]!r} cannot be used: it is empty, too long, or holds control characters",
-            value=channel,
-        )
+        long = f"it has {len(channel):,} characters, and may have at most {6 * NAME_LENGTH:,}"
+        why = "it is empty" if not channel else "it has control characters" if _CONTROL.search(channel) else long
+        raise InvalidAddress(f"channel {channel[:80]!r} cannot be used: {why}", value=channel)
     if is_glob(channel):
         raise InvalidAddress(
             f"channel {channel!r} is a pattern, which is only for subscribing: send to one channel", value=channel
@@ -241,7 +245,7 @@ def parse_channel(exp_id: str, channel: object) -> Address:
     _check_experiment(exp_id, channel)
     rest = channel[len(exp_id) + 6 :]
     if not rest.startswith("agents:"):
-        _check_text("channel's end", rest)
+        _check_text(f"after 'exps:{exp_id}:' in a channel, the text", rest)
         return Address(None, ":" + channel)
     agent_id, _, subtopic = rest[7:].partition(":")
     return Address(check_id(_ESCAPED.sub(lambda found: unquote(found[0]), agent_id)), check_subtopic(subtopic))
@@ -249,13 +253,13 @@ def parse_channel(exp_id: str, channel: object) -> Address:
 
 def _check_experiment(exp_id: str, channel: str) -> None:
     parts = channel.split(":")
-    if parts[1] != exp_id:
+    if parts[1] != exp_id and _NAME.fullmatch(parts[1]):
         raise InvalidAddress(
             f"channel {channel!r} belongs to experiment {parts[1]!r}, but this messager belongs to experiment "
             f"{exp_id!r}: messages stay within their experiment, so open a messager in experiment {parts[1]!r}",
             value=channel,
         )
-    if len(parts) < 3 or (parts[2] == "agents" and len(parts) != 5):
+    if parts[1] != exp_id or len(parts) < 3 or (parts[2] == "agents" and len(parts) != 5):
         raise InvalidAddress(
             f"channel {channel!r} is malformed: write exps:{exp_id}:agents:<agent id>:<subtopic>", value=channel
         )

@@ -275,8 +275,9 @@ def decode_record(data: bytes) -> MailboxRecord:
         ) from error
     if record.frame_rows < 1 or record.frame_bytes < 1:  # with such limits, no frame would be small enough
         raise FrameError(
-            f"the record of mailbox {record.mailbox} on the server is invalid, because it allows no frame of any "
-            "size: close that messager, and open it again"
+            f"the record of mailbox {record.mailbox!r} on the server is invalid, because its limits (frame_rows="
+            f"{record.frame_rows}, frame_bytes={record.frame_bytes}) let no message in: close the messager of this "
+            "name, and open it again"
         )
     return record
 

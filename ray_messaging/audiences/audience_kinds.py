@@ -131,5 +131,5 @@ class Audiences:
             return (
                 f"audience {name!r} was removed: make it again by messaging.create_audience, or name another audience"
             )
-        listed = ", ".join(self.names()[:5]) or "none"
+        listed = ", ".join(map(repr, self.names()[:5])) or "none"
         return f"there is no audience {name!r}; there are: {listed}. messaging.create_audience makes one"

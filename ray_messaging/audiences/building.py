@@ -181,7 +181,7 @@ class Positions(NamedTuple):
         Raises: InvalidColumns if positions or ids are not valid, ConfigError if the radius is not valid.
         """
         if isinstance(radius, bool) or not isinstance(radius, int | float | np.number) or not 0 < radius < np.inf:
-            raise ConfigError(f"radius={radius!r} must be a number above 0")
+            raise ConfigError(f"radius={radius!r} must be a finite number above 0")
         if not _LEAST_RADIUS <= radius <= 1 / _LEAST_RADIUS:
             raise ConfigError(
                 f"radius={radius!r} must be between {_LEAST_RADIUS:g} and {1 / _LEAST_RADIUS:g}, because floats "
@@ -207,8 +207,8 @@ class Positions(NamedTuple):
         if bool((places < 0).any()):
             stranger = ids[int(np.flatnonzero(places < 0)[0])]
             raise UnknownName(
-                f"agent {stranger!r} has no position in this audience, so it cannot be moved: only agents that "
-                "create_audience got with positions= can",
+                f"agent {stranger!r} has no position in this audience, so it cannot be moved: only agents whose "
+                "positions were passed to create_audience can be moved",
                 kind="agent",
                 value=stranger,
             )
@@ -442,9 +442,9 @@ def checked_points(points: object, rows: int, dimensions: int | None = None) -> 
     try:
         found = np.array(points, np.float64)
     except (TypeError, ValueError) as error:
-        raise InvalidColumns(f"positions must be an array of numbers, of shape (n, 2) or (n, 3): {error}") from error
+        raise InvalidColumns(f"positions must be numbers, in an array of shape (n, 2) or (n, 3) ({error})") from error
     if found.ndim != 2 or len(found) != rows or found.shape[1] != (dimensions or found.shape[1]) or not found.shape[1]:
-        wanted = f"({rows}, {dimensions or 2})"
+        wanted = f"({rows}, {dimensions})" if dimensions else f"({rows}, 2) or ({rows}, 3)"
         raise InvalidColumns(
             f"positions must have the shape {wanted}, a row for each agent; the given positions have the shape "
             f"{found.shape}"

@@ -50,7 +50,8 @@ def kept_places(kept: bytes, pairs: int) -> NDArray[np.intp]:
         if bool((steps >= 0).all()) and bool((steps[1::2] > 0).all()) and (not len(bounds) or bounds[-1] <= pairs):
             return gathered(bounds[::2], steps[1::2])
     raise FrameError(
-        "invalid frame: it lists pairs of sender and hearer that its rows do not have; find the client that wrote it"
+        "a frame (a batch of messages) on the server lists pairs of sender and hearer that its messages do not have: "
+        "find the program that wrote it"
     )
 
 

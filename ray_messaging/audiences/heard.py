@@ -143,7 +143,8 @@ class Heard:
         if values.dtype.kind not in "biuf" or values.ndim > _VECTORS:
             example = repr(values[0])[:50] if len(values) else values.dtype
             raise InvalidColumns(
-                f"column {name!r} does not have numbers, but values such as {example}: use column()", column=name
+                f"column {name!r} does not have numbers, but values such as {example}: use column({name!r})",
+                column=name,
             )
         if values.ndim == _VECTORS:
             return np.stack([reduced(np.ascontiguousarray(part)) for part in values.T], axis=1)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar, get_type_hints
 import typer
 
 from ray_messaging.cli.session import join_experiment
-from ray_messaging.errors import ConfigError, InvalidQuery
+from ray_messaging.errors import ConfigError
 from ray_messaging.model.fates import FATES
 
 if TYPE_CHECKING:
@@ -95,7 +95,9 @@ def read_fields(given: dict[str, Any]) -> dict[str, Any]:
             fields[name] = [read_id(text) for text in fields[name]]
     for name in ("step", "step_read"):
         if name in fields:
-            fields[name] = _read_step(name, fields[name])
+            from ray_messaging.eventlog.reading.filters import parse_steps  # noqa: PLC0415 - it brings pyarrow
+
+            fields[name] = parse_steps(fields[name], f"--{name.replace('_', '-')}", name)
     for name in ("since", "until"):
         if name in fields:
             fields[name] = _read_time(fields[name])
@@ -105,19 +107,6 @@ def read_fields(given: dict[str, Any]) -> dict[str, Any]:
 def read_id(text: str) -> str | None:
     """Return the id that a text stands for; None for "", which is the user."""
     return text or None
-
-
-def _read_step(name: str, text: str) -> int | slice:
-    try:
-        low, colon, high = text.partition(":")
-        return slice(int(low) if low else None, int(high) if high else None) if colon else int(low)
-    except ValueError as error:
-        option = f"--{name.replace('_', '-')}"
-        raise InvalidQuery(
-            f"cannot read {option} {text!r}: write one step, such as 5, or a range of steps, such as 5:10",
-            field=name,
-            value=text,
-        ) from error
 
 
 def _read_time(text: str) -> float | str:

@@ -42,10 +42,11 @@ def parse_rule(spec: str) -> Rule:
     kind, _, argument = spec.partition(":")
     known = KNOWN.get(kind.strip().lower().replace("_", "-"))
     if known is None:
+        where = f" in {spec!r}" if spec != kind else ""
         near = get_close_matches(kind.strip().lower(), KNOWN, 1)
         meant = f"did you mean {KNOWN[near[0]].example}? The" if near else "the"
         raise ConfigError(
-            f"unknown rule {kind!r} in {spec!r}: {meant} rules that can be named here are {', '.join(KNOWN)}, "
+            f"unknown rule {kind!r}{where}: {meant} rules that can be named here are {', '.join(KNOWN)}, "
             f"each with its settings, such as {KNOWN['max-length'].example}",
             value=spec,
         )
@@ -62,7 +63,7 @@ def parse_rule(spec: str) -> Rule:
 def _allow_graph(argument: str) -> Rule:
     edges = _pairs("allow-graph", argument)
     if any(None in edge for edge in edges):
-        raise ConfigError(f"allow-graph:{argument}: an edge joins two agents, so {ANY} is invalid: name both agents")
+        raise ConfigError(f"'allow-graph:{argument}': an edge joins two agents, so {ANY} is invalid: name both agents")
     return AllowGraph(edges)
 
 
@@ -80,7 +81,7 @@ def _ban(make: Callable[[Rule, int], Rule], kind: str) -> Callable[[str], Rule]:
     def build(argument: str) -> Rule:
         after, _, check = argument.partition(":")
         if not check.strip():
-            raise ConfigError(f"{kind}:{argument}: name the rule that finds violations, as in {kind}:3:max-length:500")
+            raise ConfigError(f"'{kind}:{argument}': name the rule that finds violations: {kind}:3:max-length:500")
         return make(parse_rule(check.strip()), _settings(kind, after, {"after": int}, bare="after")["after"])
 
     return build
@@ -110,7 +111,7 @@ def _settings(
         except ValueError as error:
             expected = "a whole number" if known[key] is int else "a number"
             raise ConfigError(
-                f"{kind}: {value.strip()!r} is not a number: write {expected}, such as {KNOWN[kind].example}"
+                f"{kind}: {key} is {value.strip()!r}, which is not {expected}: write {KNOWN[kind].example}"
             ) from error
     if bare is not None and bare not in settings:
         raise ConfigError(f"{kind}: {bare} is missing: write {KNOWN[kind].example}")

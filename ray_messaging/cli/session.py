@@ -58,8 +58,8 @@ def join_experiment(exp_id: str, otherwise: str, *, missing: str = "") -> "Messa
         if join_ray(check_name("exp_id", exp_id)):
             return Messaging.connect(exp_id)
     except UnknownName as error:
-        raise ConfigError(f"{missing}{error}; set RAY_ADDRESS for another cluster, or {otherwise}") from error
+        raise ConfigError(f"{missing}{error}; or {otherwise}") from error
     raise ConfigError(
-        f"{missing}no Ray cluster that could have experiment {exp_id!r} runs on this machine: set RAY_ADDRESS to its "
-        f"address, or {otherwise}"
+        f"{missing}no Ray cluster that could have experiment {exp_id!r} runs on this machine: set RAY_ADDRESS to the "
+        f"cluster's host:port, or {otherwise}"
     )

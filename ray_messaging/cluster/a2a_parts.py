@@ -20,7 +20,9 @@ def parts_of(payload: object) -> list[Part]:
     try:
         return _parts_of(payload)
     except Exception as error:  # Protobuf has errors of its own, such as of bytes, or of data that are too deep.
-        raise InvalidPayload(f"A2A cannot carry the payload, because A2A accepts only JSON: {error}") from error
+        raise InvalidPayload(
+            f"A2A cannot carry the payload, because A2A accepts only JSON, where all keys are strs: {error}"
+        ) from error
 
 
 def _parts_of(payload: object) -> list[Part]:
@@ -60,9 +62,9 @@ def _check_exact(value: object) -> None:
         for each in value:
             _check_exact(each)
     elif isinstance(value, int) and abs(value) > MOST_EXACT:
-        raise InvalidPayload(f"A2A has floats only, which cannot hold {value} exactly: send it as a text")
+        raise InvalidPayload(f"A2A has floats only, which cannot hold {value} exactly: send the number as a str")
     elif isinstance(value, float) and not math.isfinite(value):
-        raise InvalidPayload(f"A2A cannot carry {value}, because JSON has no such number: send it as a text")
+        raise InvalidPayload(f"A2A cannot carry {value}, because JSON has no such number: send '{value}' or None")
 
 
 def _with_whole_numbers(value: Any) -> Any:  # noqa: ANN401 - in JSON's types

@@ -113,18 +113,21 @@ def _by_group(given: object, groups: Collection[str]) -> dict[str, dict[str, Any
     else:
         found = {name: dict(given or {}) for name in groups}
     for name, options in found.items():
-        _check_options(options, f"actor_options={options!r} of group {name!r} are not options of Ray actors")
+        _check_options(options, f"actor_options= has {options!r} for group {name!r}, which Ray does not accept")
     return found
 
 
-def _check_options(options: dict[str, Any], text: str) -> None:
-    """Raise ConfigError, which begins with `text`, for options that Ray would refuse at the start of an actor."""
+def _check_options(options: dict[str, Any], text: str, remedy: str = "") -> None:
+    """Raise ConfigError for options that Ray would refuse at the start of an actor.
+
+    Args: The error begins with `text`, and ends with `remedy`.
+    """
     if not options:
         return
     try:
         ray.remote(**options)(_Probe)
     except (TypeError, ValueError) as error:
-        raise ConfigError(f"{text}: {error}") from error
+        raise ConfigError(f"{text}: {error}{remedy}") from error
     gpus = options.get("num_gpus") or 0
     if gpus > 1 and gpus % 1:
         raise ConfigError(f"{text}: num_gpus={gpus:g} is above 1, so it must be a whole number")
@@ -143,7 +146,8 @@ def _options(
     where: str | Mapping[str, float] = placement if isinstance(placement, str) else placement.get(name, "spread")
     if isinstance(where, Mapping):
         given = _with_resources(given, where)
-        _check_options(given, f"placement= has {dict(where)!r} for group {name!r}, which Ray does not accept")
+        text = f"placement= has {dict(where)!r} for group {name!r}, which Ray does not accept"
+        _check_options(given, text, "; write a number for each resource, such as {'GPU': 1}")
         where = "spread"
     elif where not in _WORDS:
         if twice := [option for option in _OWN if option in given]:

@@ -150,7 +150,8 @@ def join_ray(exp_id: str, *, as_driver: bool = False) -> bool:
         raise ConfigError(f"the Ray cluster at RAY_ADDRESS={named!r} refuses the connection ({seen}): {_REMEDY}")
     raise UnknownName(
         f"no experiment {exp_id!r} runs in the Ray cluster{'s' * (len(found) > 1)} at "
-        f"{', '.join(f'{cluster} ({_told(seen)})' for cluster, seen in found.items())}",
+        f"{', '.join(f'{cluster} ({_told(seen)})' for cluster, seen in found.items())}: set RAY_ADDRESS to the "
+        f"host:port of its cluster, or start it by Messaging.start({exp_id!r})",
         kind="experiment",
         value=exp_id,
     )
@@ -159,7 +160,7 @@ def join_ray(exp_id: str, *, as_driver: bool = False) -> bool:
 def _told(seen: Collection[str] | str) -> str:
     """Return a text for an error: the experiments of a cluster, or the reason why they are unknown."""
     if isinstance(seen, str):
-        return seen
+        return f"its experiments cannot be read: {seen}"
     return f"there are: {', '.join(sorted(seen))}" if seen else "none runs there"
 
 

@@ -331,7 +331,8 @@ class SeatDesk:
             # A process that has started again does not know which steps are over, but no page has a later step.
             if step <= seat.over or (last is not None and last.step == step) or (question and step < question.step):
                 raise _over(step)
-            text = f"agent {agent!r} is not asked in step {step} yet: send it again"  # as when the run has begun again
+            # This is so when the run has begun again.
+            text = f"agent {agent!r} has not been asked in step {step} yet: send this answer again in a moment"
             raise NoQuestion(text, question=f"step {step}", agent=agent)
         answer = _answer(messages, question)
         if len(messages) > MOST_MESSAGES or sum(len(each.to) for each in answer.messages) > MOST_RECIPIENTS:
@@ -373,7 +374,7 @@ def _checked(given: Mapping[str, Any], question: SeatQuestion) -> Written:
     if answers is not None:
         asked = next((each for each in question.heard if each.id == answers and each.asks), None)
         if asked is None:
-            raise ConfigError("This question is not open any more.")
+            raise ConfigError("This question was not asked in this step: reload the page to see the open questions.")
         return Written(() if asked.from_id is None else (asked.from_id,), text, asked.id)
     given_to = given.get("to")
     if not isinstance(given_to, list) or not given_to:
@@ -384,5 +385,5 @@ def _checked(given: Mapping[str, Any], question: SeatQuestion) -> Written:
         raise ConfigError(f"This is no recipient: {error}") from error
     known = {*question.to, *(each.from_id for each in question.heard)}
     if question.to and (strangers := [each for each in to if each not in known]):
-        raise ConfigError(f"You cannot write to {strangers[0]}.")
+        raise ConfigError(f"You cannot write to agent {strangers[0]!r}: choose a recipient that the page shows.")
     return Written(to, text)

@@ -8,6 +8,7 @@ from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Literal, Self, TypeAlias, TypeGuard
 from uuid import uuid4
 
+from ray_messaging.common.texts import short_repr
 from ray_messaging.compat.payload_objects import PayloadObject
 from ray_messaging.errors import InvalidMsg
 
@@ -124,7 +125,7 @@ class Msg:
         """
         if not isinstance(serialized_dict, dict):
             raise InvalidMsg(
-                f"a {type(serialized_dict).__name__} is not the dict of a Msg: pass the result of to_dict()",
+                f"from_dict got {short_repr(serialized_dict)}, which is not a dict: pass the result of to_dict()",
                 value=serialized_dict,
             )
         if serialized_dict.keys() != _KEYS:

@@ -71,9 +71,10 @@ def encode_object(payload: PayloadObject, encode: Callable[[object], bytes]) -> 
     else:
         line = encode(payload)
     if line[0] != _BRACE:
+        shown = line[:20].decode(errors="replace") + "..." * (len(line) > 20)
         raise InvalidPayload(
-            f"a {type(payload).__name__} becomes {line[:20].decode(errors='replace')}... as JSON, but a payload must "
-            "be a JSON object: put it into a field of a dict"
+            f"the payload, of type {type(payload).__name__}, becomes {shown} in JSON, but a payload must be a JSON "
+            "object: put it into a dict, such as {'value': payload}"
         )
     return line
 

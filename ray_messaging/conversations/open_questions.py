@@ -69,7 +69,7 @@ class LoneAnswers:
     def end(self) -> None:
         """Make all callers that still wait raise Closed."""
         for place in [*self._waiting]:
-            self.fail(place, Closed("this messager was closed before the answer came"))
+            self.fail(place, Closed("this messager was closed before the answer came: keep it open, and ask again"))
 
 
 class OpenQuestion(NamedTuple):
@@ -232,8 +232,9 @@ def answer_failed(answer: Message) -> AnswerFailed:
     told = answer.payload if isinstance(answer.payload, dict) else {}
     error, text = str(told.get("error", "error")), str(told.get("text", ""))
     return AnswerFailed(
-        f"the handler of agent {answer.from_id!r} failed on question {answer.in_reply_to} ({error}: {text}); the "
-        "question is a dead letter of that agent's group, or waits for its next `serve`",
+        f"the handler of agent {answer.from_id!r} failed on question {answer.in_reply_to} ({error}: {text}): "
+        "mend the handler. The question is kept as a dead letter of that agent's group, or waits for the group's next "
+        "`serve`",
         agent=answer.from_id,
         question=answer.in_reply_to or "",
         timeout=None,

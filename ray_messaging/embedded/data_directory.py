@@ -144,7 +144,8 @@ def handed_over(path: Path, timeout_s: float, busy: Callable[[], None], *, creat
                 return take_lock(path, create=create)
             holder = (path / LOCK_NAME).read_bytes()
             if time.monotonic() > deadline and not (create and holder == STOPPING):
-                raise CannotStart("data_dir", f"another server runs on it, guarded by {holder.decode()}", "")
+                other = f"another server runs on it, guarded by {holder.decode()} (shut down its experiment)"
+                raise CannotStart("data_dir", other, "")
             (path / SUCCESSOR_NAME).touch(mode=0o600)  # seeing this file, a guard without an owner stops its server
             busy()
             time.sleep(PAUSE_S)

@@ -63,7 +63,7 @@ unixsocket "{redis.socket_dir}/{redis.port}.sock"
 unixsocketperm 700
 """
 HINTS: Final = {
-    "data_dir": "stop that server, or give another directory that this user can write to",
+    "data_dir": "give another directory that this user can write to",
     "port": "other programs took each free port before the server could use it: try again",
     "server": "the log says why. You can also use a server of your own: redis=RedisConfig(...)",
 }
@@ -201,7 +201,7 @@ class EmbeddedServer:
                 raise FileNotFoundError(f"{path / data_directory.CONFIG_NAME} is incomplete")
             owner = data_directory.lock_as_owner(path) if self._kept_dir is None else None
         except OSError as error:
-            text = f"the embedded server on {self._host} ended, and its data are gone: no successor came in time"
+            text = f"the embedded server on {self._host} ended, and its data are gone: no process could take it over"
             raise ServerFailed(f"{text} ({error}); start the experiment again", log="", host=self._host) from error
         self._owner = owner
         config = self._config(path, int(found["port"]), found["password"])

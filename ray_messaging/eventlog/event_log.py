@@ -385,10 +385,11 @@ class EventLog:
 
         Raises: ConfigError unless both runs had steps.
         """
-        in_steps = {log.run["steps"] is not None for log in (self, other) if log.run is not None}
-        if len(in_steps) > 1:
+        in_steps = [log.run["steps"] is not None for log in (self, other) if log.run is not None]
+        if len({*in_steps}) > 1:
+            which = "other" if in_steps[0] else "first"
             raise ConfigError(
-                "one of the logs belongs to a run without steps: only runs with steps=Steps() can be compared"
+                f"the {which} log belongs to a run without steps: only runs with steps=Steps() can be compared"
             )
         return first_difference(self.pages(text=True), other.pages(text=True))
 

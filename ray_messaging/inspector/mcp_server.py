@@ -28,7 +28,7 @@ from mcp.types import ToolAnnotations
 from pydantic import Field
 
 from ray_messaging.addressing.channels import check_name
-from ray_messaging.errors import ConfigError, InvalidQuery, MessagingError
+from ray_messaging.errors import ConfigError, MessagingError
 from ray_messaging.eventlog.comparison import compare
 from ray_messaging.eventlog.event_log import EventLog
 from ray_messaging.eventlog.folder import Folder
@@ -40,6 +40,7 @@ from ray_messaging.inspector.sources.folder_facts import FolderFacts
 from ray_messaging.inspector.sources.live_control import LiveControl
 from ray_messaging.inspector.sources.log_rows import agent_id
 from ray_messaging.inspector.sources.run_folders import MOST_RUNS, RunFolders, check_files
+from ray_messaging.inspector.sources.society_in_step import measure_of
 
 MOST_ROWS = 1_000
 MOST_BYTES = 40_000  # the most bytes of an answer, because assistants cut or refuse larger ones
@@ -273,11 +274,8 @@ class RunAnswers:
             )
         lines = found.lines
         if own is not None and measure:
-            if measure not in lines:
-                raise InvalidQuery(
-                    f"the run has not collected {measure!r}, but {', '.join(lines)}", field="measure", value=measure
-                )
-            lines = {measure: lines[measure]}
+            chosen = measure_of([*lines], measure)
+            lines = {chosen: lines[chosen]}
         table = pa.table({"step": found.steps} | lines)
         return rows_of(table.filter(pc.field("step") >= from_step), limit, "pass from_step for the later steps")
 

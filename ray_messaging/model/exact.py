@@ -189,8 +189,8 @@ def _form(value: Any, place: Place) -> Any:  # noqa: ANN401 - any part of a valu
     parts = None if form is None else form.parts(value)
     if form is None or parts is None:
         raise InvalidPayload(
-            f"{shown(place)} is {short_repr(value)}, of type {kind.__name__}, which would not be equal after decoding: "
-            f"{_advice(value)}. These types can be kept: {KEPT}"
+            f"{shown(place)} is {short_repr(value)}, of type {kind.__name__}, which would not be equal when it is "
+            f"read back: {_advice(value)}. These types can be kept: {KEPT}"
         )
     try:
         return Ext(form.code, _encode(_formed(kind, parts, place)))

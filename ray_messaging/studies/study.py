@@ -41,7 +41,8 @@ class Study:
         self._files = StudyFolder(folder)
         record = self._files.record()
         if record is None:
-            raise LogError(f"{str(folder)!r} has no study: pass the folder= of a batch_run", path=str(folder))
+            text = f"{str(folder)!r} has no study: pass the folder that batch_run got as folder="
+            raise LogError(text, path=str(folder))
         self._record = record
         self._owner: object = None  # a temporary folder, which is removed when this object is freed
 

@@ -156,7 +156,11 @@ def test_a_rule_is_previewed_inserted_replaced_and_removed(seen, town):
 
 @pytest.mark.parametrize(
     ("spec", "reason"),
-    [("max-length:soon", "is not a number"), ("import os", "unknown rule"), ("black-list:/etc/passwd", "cannot read")],
+    [
+        ("max-length:soon", "is not a whole number"),
+        ("import os", "unknown rule"),
+        ("black-list:/etc/passwd", "cannot read"),
+    ],
 )
 def test_what_is_no_rule_is_refused_with_the_reason(seen, town, spec, reason):
     seen.go("/rules")

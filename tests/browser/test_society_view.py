@@ -109,7 +109,7 @@ def test_both_runs_are_shown_by_the_value_of_the_first_run(seen, tmp_path):
     with opened(seen, first, "--beside", other):
         seen.go(f"/society?step={'9' * 5000}")
         seen.sees("said", f"Step {STEPS - 1}: 576 agents.")
-        seen.sees("problem", "has not collected 'mood' of its agents: it has side")
+        seen.sees("problem", "has not collected 'mood' of its agents: it has 'side'")
         seen.element("map-0").locator("canvas").first.wait_for()
         seen.element("map-1").wait_for(state="hidden")
         seen.page.get_by_label("colour").click()

@@ -32,8 +32,8 @@ def messaging(ray_cluster):
             {"placement": {"west": "moon"}},
             "has 'moon' for group 'west', which names no node of the cluster: .*\\w+ \\(",
         ),
-        ({"actor_options": {"num_cpu": 1}}, "of group 'west' are not options of Ray actors: .*num_cpu"),
-        ({"actor_options": {"east": {"num_cpu": 1}}}, "of group 'east' are not options of Ray actors: .*num_cpu"),
+        ({"actor_options": {"num_cpu": 1}}, "for group 'west', which Ray does not accept: .*num_cpu"),
+        ({"actor_options": {"east": {"num_cpu": 1}}}, "for group 'east', which Ray does not accept: .*num_cpu"),
         ({"actor_options": 7}, "actor_options=7 must be a dict of Ray's options"),
     ],
 )

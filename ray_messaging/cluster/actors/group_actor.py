@@ -79,7 +79,7 @@ class GroupActor:
             except Exception as error:  # nobody awaits this task, so the group's calls must raise this error
                 logger.exception("group %r cannot start again", self._name)
                 self._failure = MessagingError(
-                    f"group {self._name!r} cannot start again ({type(error).__name__}: {error})"
+                    f"group {self._name!r} cannot start again ({type(error).__name__}: {error}): please report this"
                 )
                 await host.close()
             else:

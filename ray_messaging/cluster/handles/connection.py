@@ -117,6 +117,9 @@ async def wait_restart(waiting: Waiting, actor: Any, timeout_s: float = math.inf
             await waiting.pause(ACTOR_CALL_RETRY.first_s)
 
 
+_AGAIN = "start the experiment again, with on_existing='resume' if its data are not gone as well"
+
+
 def translated(
     error: RayTaskError | RayActorError | ActorUnschedulableError, *, actor_name: str, sends: bool = False
 ) -> Exception:
@@ -130,19 +133,18 @@ def translated(
     if isinstance(error, ActorDiedError | ActorUnavailableError | ActorUnschedulableError):
         if sends:
             later = {
-                ActorUnavailableError: "it starts again, so send again",
-                ActorUnschedulableError: "it is gone with the machine to which it belongs",
-            }.get(type(error), "it was shut down")
+                ActorUnavailableError: "the group starts again, so send again",
+                ActorUnschedulableError: f"the group is gone with the machine to which it belongs: {_AGAIN}",
+            }.get(type(error), f"the group was shut down, or died: {_AGAIN}")
             return OutcomeUnknown(
                 f"{actor_name} went down before or during this send, so the messages may or may not have been sent; "
                 f"{later}"
             )
         if isinstance(error, ActorUnschedulableError):
-            return Closed(
-                f"{actor_name} is gone with the machine to which it belongs ({_reason(error)}): start the experiment "
-                "again, with on_existing='resume' if its data are not gone as well"
-            )
-        return Closed(f"{actor_name} is gone: it was shut down, or it died and cannot start again ({_reason(error)})")
+            return Closed(f"{actor_name} is gone with the machine to which it belongs ({_reason(error)}): {_AGAIN}")
+        return Closed(
+            f"{actor_name} is gone: it was shut down, or it died and cannot start again ({_reason(error)}): {_AGAIN}"
+        )
     return error
 
 

@@ -556,7 +556,7 @@ class AgentLoop:
         Return when the calls through `me.remember` that are under way have ended, or have exceeded their time limit.
         """
         if self._calls is not None:
-            await self._calls.end_and_wait(Closed(f"the run of group {self.group!r} has ended"))
+            await self._calls.end_and_wait(Closed(f"the run of group {self.group!r} has ended, and with it this call"))
             return
         await self._model_thread.pause()
         if self._look_ahead is not None and self._look_ahead.is_busy:

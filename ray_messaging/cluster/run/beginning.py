@@ -86,8 +86,8 @@ async def go_on_from(
         if fields and name in rules and digest is None and name not in OWN_TABLES:
             raise ConfigError(
                 f"the rule {name!r} has stored values in its Table before step {beginning.step}, and whether the "
-                "rule is still the same cannot be told, because its other attributes cannot be compared: let them "
-                "be only numbers, strs and lists of these"
+                "rule is still the same cannot be told, because its other attributes cannot be compared: give "
+                "the rule only attributes that are numbers, strs and lists of these"
             )
     transport = server.open_backend().transport(exp_id, MessagingConfig())
     try:

@@ -96,7 +96,7 @@ def ending_of(until: object, max_steps: object, options: RunOptions) -> Ending:
             "which the run ends in any case"
         )
     if isinstance(max_steps, bool) or not isinstance(max_steps, int) or max_steps < 0:
-        raise ConfigError(f"max_steps={max_steps!r} must be a number of steps")
+        raise ConfigError(f"max_steps={max_steps!r} must be a whole number of steps, 0 or more")
     if options.collect is None:
         raise ConfigError("until= is a condition on collected values: also pass collect=, such as Count('health')")
     if is_async(until) or (problem := call_problem(until, 1)):

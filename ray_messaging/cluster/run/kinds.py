@@ -2,7 +2,7 @@
 
 import inspect
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Set
+from collections.abc import Callable, Iterable, Iterator, Mapping, Set
 from functools import reduce
 from operator import or_
 from typing import Any, Final
@@ -83,7 +83,7 @@ def check_kinds(model: object, start: object) -> None:
         for kind in start:
             if kind not in model:
                 raise ConfigError(
-                    f"start= has the kind {kind!r}, for which model= has no function: it has {_listed(model)}"
+                    f"start= has the kind {kind!r}, for which model= has no function: model= has {_listed(model)}"
                 )
 
 
@@ -97,13 +97,13 @@ def kinds_of(agents: Any, model: Mapping[str, Any]) -> Kinds:  # noqa: ANN401 - 
     for kind, given in ids.items():
         if kind not in model:
             first = next(map(check_id, given), None)
-            agent = "" if first is None else f", such as {first!r},"
+            agent = "" if first is None else f" (the kind of agent {first!r})"
             raise ConfigError(
-                f"agents= has the kind {kind!r}{agent} for which model= has no function: it has {_listed(model)}"
+                f"agents= has the kind {kind!r}{agent}, for which model= has no function: model= has {_listed(model)}"
             )
     found = {kind: AgentSet.of(ids.get(kind, ())) for kind in model}
     if len(reduce(or_, found.values())) < sum(map(len, ids.values())):
-        raise _comes_twice(ids)
+        raise _two_places(ids)
     for kind, agents_of in found.items():
         if not len(agents_of):
             raise ConfigError(
@@ -124,22 +124,28 @@ def _ids_by_kind(agents: Any, model: Mapping[str, Any]) -> dict[str, Any]:  # no
     ids: dict[str, Any] = {}
     for agent, kind in zip(plain_ids(agents.index), agents[KIND].tolist(), strict=True):
         if type(kind) is not str or not kind:
-            raise ConfigError(f"agent {check_id(agent)!r} has no kind: the column {KIND!r} of agents= has {kind!r}")
+            raise ConfigError(
+                f"agent {check_id(agent)!r} has no kind: the column {KIND!r} of agents= has {kind!r}, not a str"
+            )
         ids.setdefault(kind, []).append(agent)
     return ids
 
 
-def _comes_twice(ids: Mapping[str, Any]) -> ConfigError:
+def _two_places(ids: Mapping[str, Any]) -> ConfigError:
     """Build the error for the first agent that is listed under two kinds of agents, or twice under one kind."""
     owners: dict[AgentId, str] = {}
     for agent, kind in ((check_id(agent), kind) for kind, given in ids.items() for agent in given):
         other = owners.setdefault(agent, kind)
         if other != kind:
             return ConfigError(f"agent {agent!r} is of two kinds, {other!r} and {kind!r}: give each agent one kind")
-    listed = (check_id(agent) for given in ids.values() for agent in given)
-    twice = next(agent for agent, count in Counter(listed).items() if count > 1)
+    return comes_twice(agent for given in ids.values() for agent in given)
+
+
+def comes_twice(ids: Iterable[object]) -> ConfigError:
+    """Build the error for the first agent that is listed twice in `ids`."""
+    twice = next(agent for agent, count in Counter(map(check_id, ids)).items() if count > 1)
     return ConfigError(
-        f"agent {twice!r} comes twice in agents: name each agent once (a DataFrame has the ids as its index)"
+        f"agent {twice!r} comes twice in agents=: name each agent once (a DataFrame has the ids as its index)"
     )
 
 

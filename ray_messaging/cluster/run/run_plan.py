@@ -1,7 +1,7 @@
 """The checks of a run's arguments, and the plan of a run: the agents of each group, their data and their neighbours."""
 
 import inspect
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Iterable, Mapping, Sequence, Set
 from copy import deepcopy
 from functools import reduce
@@ -13,7 +13,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ray_messaging.addressing.channels import AgentId, check_id, check_name
-from ray_messaging.cluster.run.kinds import KIND, Kinds, among, check_kinds, functions_in, kinds_of, plain_ids
+from ray_messaging.cluster.run.kinds import (
+    KIND,
+    Kinds,
+    among,
+    check_kinds,
+    comes_twice,
+    functions_in,
+    kinds_of,
+    plain_ids,
+)
 from ray_messaging.common.awaitables import call_problem, is_async
 from ray_messaging.common.texts import short_repr
 from ray_messaging.errors import ConfigError
@@ -274,10 +283,7 @@ def _named_groups(agents: object, groups: object, cpus: int) -> dict[str, Iterab
     if not len(everybody):
         raise ConfigError("agents= is empty: a run needs at least one agent")
     if len(everybody) < len(ids):
-        twice = next(agent for agent, count in Counter(map(check_id, ids)).items() if count > 1)
-        raise ConfigError(
-            f"agent {twice!r} comes twice in agents: name each agent once (a DataFrame has the ids as its index)"
-        )
+        raise comes_twice(ids)
     if isinstance(groups, Mapping):
         return _given_groups(everybody, groups)
     count = min(_group_count(groups, cpus), len(everybody))
@@ -350,7 +356,7 @@ def neighbours_in(graph: Any) -> Neighbours:  # noqa: ANN401 - edges of any kind
             one, other = [pair] if isinstance(pair, str | bytes) else pair
         except (TypeError, ValueError):
             raise ConfigError(
-                f"graph has {pair!r}: it must have the shape (m, 2), with pairs of sender and hearer"
+                f"graph has {pair!r}, which is not an edge: an edge is a pair of ids, of a sender and a hearer: (0, 1)"
             ) from None
         found.setdefault(check_id(one), {})[check_id(other)] = None
     return Neighbours({agent: tuple(others) for agent, others in found.items()})

@@ -225,7 +225,7 @@ def _check_suspects(view: View, suspects: NDArray[np.uint64], sends: int, *, exp
         f"{'at least ' * (len(suspects) > len(wanted))}{len(wrong):,} of {sends:,} sends did not end in exactly one "
         "fate: "
         + "; ".join(f"{name} {wrong[name]}" for name in offenders[:3])
-        + ("; ..." if len(wrong) > 3 else "")
+        + (f"; and {len(wrong) - 3:,} more" if len(wrong) > 3 else "")
         + ". Inspect them by log.query(...) with internal=True: mailbox, entry and row say where each "
         "row was read",
         offenders=offenders,

@@ -157,6 +157,23 @@ def check_span(name: str, value: range | slice) -> tuple[int, int]:
     return low, INT64_MAX if value.stop is None else _number(name, value.stop)
 
 
+def parse_steps(text: str, named: str, field: str) -> int | slice:
+    """Return the step or the range of steps that a text such as `5` or `5:10` means.
+
+    Args: For errors, `named` is how the user knows the field.
+    Raises: InvalidQuery if the text cannot be read.
+    """
+    try:
+        low, colon, high = text.partition(":")
+        return slice(int(low) if low else None, int(high) if high else None) if colon else int(low)
+    except ValueError as error:
+        raise InvalidQuery(
+            f"cannot read {named} {text!r}: write one step, such as 5, or a range of steps, such as 5:10",
+            field=field,
+            value=text,
+        ) from error
+
+
 def check_moment(name: str, value: object) -> int | None:
     """Return a time in microseconds since 1970 in UTC, or None for None; raise InvalidQuery if it is not a time."""
     if value is None:

@@ -114,7 +114,8 @@ def export(source: LogSource, path: str | Path, on_progress: OnProgress | None, 
         rows = _write(source, unfinished, writer_of, on_progress, fields)
         unfinished.replace(path)
     except OSError as error:
-        raise LogError(f"cannot write {str(path)!r}: {error}; export to another file", path=str(path)) from error
+        why = error if path.parent.is_dir() else f"the folder {str(path.parent)!r} does not exist"
+        raise LogError(f"cannot write {str(path)!r}: {why}; export to another file", path=str(path)) from error
     finally:
         unfinished.unlink(missing_ok=True)
     return rows

@@ -56,7 +56,7 @@ def decode_entry(item: LogItem, hearers_of: HearersOf = lambda _: None) -> Decod
     """
     batch = decode(item.frame)
     if batch.lines is None:
-        raise FrameError("the frame has no payloads: find the program that wrote it")
+        raise FrameError("a frame (a batch of messages) on the server has no payloads: find the program that wrote it")
     if item.note is None and batch.ordinal is not None:
         return DecodedEntry(None, batch.messages)
     if item.note is None:
@@ -108,7 +108,7 @@ def _fates(note: LogNote, takers: list[int] | None, rows: int) -> int | NDArray[
     if takers is None or len(takers) != rows:
         raise FrameError(
             f"the server's note for the event log tells for {len(takers or ())} messages how many clients received "
-            f"them, but its frame has {rows} messages"
+            f"them, but its frame has {rows} messages: please report this"
         )
     return np.where(np.asarray(takers, np.int64) > 0, PUBLISHED, UNDELIVERABLE).astype(np.uint8)
 

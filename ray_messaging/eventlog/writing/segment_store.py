@@ -185,7 +185,7 @@ class SegmentStore:
     def _publish(self, staged: Staged) -> Segment:
         self._crash("locked")
         self._check_account(
-            f"{staged.segment.rows:,} rows that the event log of {self._exp_id} had read are in no file"
+            f"{staged.segment.rows:,} rows that the event log of {self._exp_id!r} had read are in no file"
         )
         return self._folder.publish(staged)
 
@@ -193,7 +193,7 @@ class SegmentStore:
         """Raise LogError if another run of the experiment owns the folder. The error's text begins with `loss`."""
         if not read_account(self._folder).belongs_to(self._writer):
             raise LogError(
-                f"{loss}: a newer run of this experiment writes {self._folder.where}: end this run",
+                f"{loss}: a newer run of this experiment writes to {self._folder.where} now: shut this run down",
                 path=self._folder.where,
             )
 

@@ -437,12 +437,14 @@ class LogWriter:
                 task.cancel()
 
     def _gone(self) -> Closed:
-        return Closed(f"the event log's writer of {self.exp_id} was closed: read its folder {self.folder.where}")
+        return Closed(
+            f"the event log of {self.exp_id!r} was closed: read its folder by EventLog.open({self.folder.where!r})"
+        )
 
     def _stuck(self) -> LogError:
         return LogError(
-            f"the event log of {self.exp_id} stands still, because the rows that it has read cannot be written: "
-            f"{self._segments.trouble}; new messages wait in the streams",
+            f"the event log of {self.exp_id!r} stands still, because its rows cannot be written: "
+            f"{self._segments.trouble}. Remove the cause, and the log goes on; new messages wait on the server",
             path=self.folder.where,
         )
 

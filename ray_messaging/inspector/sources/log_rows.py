@@ -1,7 +1,6 @@
 """Rows and agents of a log in the form that the pages show, and the base class of all sources."""
 
 from collections.abc import Collection, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import asdict
 from typing import Any
 
@@ -10,6 +9,7 @@ from ray_messaging.errors import ConfigError, InvalidAddress, InvalidQuery
 from ray_messaging.eventlog.event_log import EventLog
 from ray_messaging.eventlog.reading.causes import Why
 from ray_messaging.eventlog.reading.event_rows import dicts_of
+from ray_messaging.eventlog.reading.filters import parse_steps
 from ray_messaging.eventlog.reading.results import as_id
 from ray_messaging.inspector.page_values import (
     NAME_WIDTH,
@@ -64,19 +64,8 @@ def _fields(query: RowQuery) -> dict[str, Any]:
         if text := getattr(query, key):
             fields[key] = text
     if query.step:
-        fields["step"] = _step(query.step)
+        fields["step"] = parse_steps(query.step, "the step", "step")
     return fields
-
-
-def _step(text: str) -> int | slice:
-    with suppress(ValueError):
-        low, colon, high = text.partition(":")
-        return slice(int(low) if low else None, int(high) if high else None) if colon else int(low)
-    raise InvalidQuery(
-        f"cannot read the step {text!r}: write one step, such as 5, or a range of steps, such as 5:10",
-        field="step",
-        value=text,
-    )
 
 
 def row_of(found: Mapping[str, Any]) -> Row:

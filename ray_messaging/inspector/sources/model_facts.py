@@ -36,7 +36,9 @@ class ModelParameter(NamedTuple):
         if fits and not self.options and kind is not bool:
             fits = isinstance(value, int if kind is int else int | float) and self.low <= value <= self.high
         if not fits:
-            raise ConfigError(f"the parameter {self.name!r} cannot be {value!r:.60}")
+            number = f"{'a whole' if kind is int else 'a'} number from {self.low:g} to {self.high:g}"
+            allowed = f"one of {self.options!r}" if self.options else "True or False" if kind is bool else number
+            raise ConfigError(f"the parameter {self.name!r} cannot be {value!r:.60}: it must be {allowed}")
 
 
 def settings_of(function: Callable[..., Any]) -> list[ModelParameter]:
@@ -65,8 +67,8 @@ def _setting(parameter: str, default: Any, hint: Any) -> ModelParameter:  # noqa
         return ModelParameter(parameter, default)
     if not isinstance(default, int | float):
         raise ConfigError(
-            f"the parameter {parameter!r} is {default!r:.60}: a page can set numbers, bools, and choices such as "
-            'Literal["none", "one"]'
+            f"the default of parameter {parameter!r} is {default!r:.60}: a page can set numbers, bools, and choices "
+            'such as Literal["none", "one"]'
         )
     notes = get_args(hint)[1:] if get_origin(hint) is Annotated else ()
     bounds = next((each for each in notes if _is_pair(each)), None)
@@ -76,7 +78,10 @@ def _setting(parameter: str, default: Any, hint: Any) -> ModelParameter:  # noqa
         bounds = (-reach if default < 0 else 0, reach)
     low, high = bounds
     if not low <= default <= high or low == high:
-        raise ConfigError(f"the parameter {parameter!r} is {default!r}, which is not between {low!r} and {high!r}")
+        raise ConfigError(
+            f"the default of parameter {parameter!r} is {default!r}, and its bounds are {bounds!r}: the first bound "
+            "must be lower than the second, and the default must be within them"
+        )
     return ModelParameter(parameter, default, low, high, 1 if whole else (high - low) / 100)
 
 

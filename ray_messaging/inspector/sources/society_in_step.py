@@ -45,7 +45,7 @@ def society_in_step(
     Raises: InvalidQuery if the run has collected no such value.
     """
     measures = measures_of(series)
-    measure = _measure_of(measures, measure)
+    measure = measure_of(measures, measure)
     column_of_steps = series[STEP].to_numpy()
     steps = np.unique(column_of_steps)
     at = steps[-1] if step is None else steps[max(0, int(np.searchsorted(steps, step, "right")) - 1)]
@@ -81,7 +81,7 @@ def over_steps(series: pa.Table, measure: str) -> Series:
 
     The arguments and errors are those of `society_in_step`.
     """
-    measure = _measure_of(measures_of(series), measure)
+    measure = measure_of(measures_of(series), measure)
     column = series[measure]
     if is_integer(column.type) or is_floating(column.type):
         means = series.group_by(STEP).aggregate([(measure, "mean")]).sort_by(STEP)
@@ -100,12 +100,12 @@ def over_steps(series: pa.Table, measure: str) -> Series:
     return Series(steps, {text: lines[text] for text in sorted(most)})
 
 
-def _measure_of(measures: list[str], asked: str) -> str:
+def measure_of(measures: list[str], asked: str) -> str:
     """Return the name of a collected value. `asked` is that name, or its form on a page, or "" for the first value."""
     found = next((each for each in measures if asked in {"", each, name(each)}), None)
     if found is None:
         raise InvalidQuery(
-            f"the run has not collected {asked!r} of its agents: it has {', '.join(measures)}",
+            f"the run has not collected {asked!r} of its agents: it has {', '.join(map(repr, measures))}",
             field="measure",
             value=asked,
         )

@@ -1,5 +1,7 @@
 """The socket, the URL, the start and the end of the inspector's web server."""
 
+import errno
+import os
 import secrets
 import socket
 import threading
@@ -90,9 +92,11 @@ def bind(place: Place, *, token: bool) -> Bound:
             f"--host {place.host!r} is not an address of this machine ({error.strerror}): write another one"
         ) from error
     except OSError as error:
+        if error.errno == errno.EADDRNOTAVAIL:
+            raise ConfigError(f"--host {place.host!r} is not an address of this machine: write another one") from error
         raise ConfigError(
-            f"port {place.port} of {place.host} cannot be taken ({error.strerror}): is another inspector open there? "
-            "Write another --port, or --port 0 for a free one"
+            f"port {place.port} of {place.host} cannot be taken ({os.strerror(error.errno or 0)}): write another "
+            "--port, or --port 0 for a free one"
         ) from error
     port = listening.getsockname()[1]
     hosts = names_of(place.host) | {name.lower().strip("[]") for name in place.allowed}

@@ -140,7 +140,7 @@ def valid_rule(rule: object) -> Rule:
             rule=repr(rule),
         )
     if rule.judges_broadcasts not in ({"message"} if isinstance(rule, SlowRule) else {"pair", "message"}):
-        known = "'message', because the rule is slow" if isinstance(rule, SlowRule) else "'pair' or 'message'"
+        known = "'message', because it is a SlowRule" if isinstance(rule, SlowRule) else "'pair' or 'message'"
         wrong = f"rule {rule.name!r} has judges_broadcasts={rule.judges_broadcasts!r}: write {known}"
         raise RuleError(wrong, rule=rule.name)
     return rule

@@ -340,7 +340,8 @@ def _checked(key: Any) -> Key:  # noqa: ANN401 - any key that a rule sets
     if isinstance(key, str):
         return _text(key)
     raise RuleError(
-        f"a rule cannot keep anything under {short_repr(key)}: use an id, a str, None, or a tuple of these", rule=""
+        f"a rule cannot keep a value under the key {short_repr(key)}: use an int, a str, None, or a tuple of these",
+        rule="",
     )
 
 

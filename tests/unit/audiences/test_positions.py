@@ -101,12 +101,12 @@ def test_pairs_of_a_large_crowd_are_estimated():
 @pytest.mark.parametrize(
     ("points", "radius", "text"),
     [
-        ([[0, 0]], 1, r"shape \(2, 2\), a row for each agent; the given positions have the shape \(1, 2\)"),
+        ([[0, 0]], 1, r"shape \(2, 2\) or \(2, 3\), a row for each agent; the given positions have the shape \(1, 2\)"),
         ([0, 0], 1, r"the given positions have the shape \(2,\)"),
         ([[0, 0], [1, np.nan]], 1, r"row 1 of the positions is \[1.0, nan\]"),
         ([[0, 0], [1, np.inf]], 1, r"row 1 of the positions is \[1.0, inf\]"),
-        ([["a", 0], [1, 0]], 1, "positions must be an array of numbers"),
-        ([[0, 0], [1, 1]], -1, "radius=-1 must be a number above 0"),
+        ([["a", 0], [1, 0]], 1, "positions must be numbers, in an array of shape"),
+        ([[0, 0], [1, 1]], -1, "radius=-1 must be a finite number above 0"),
         ([[0, 0], [1, 1]], None, "radius=None"),
         ([[0, 0], [1, 1]], float("nan"), "radius=nan"),
     ],

@@ -45,7 +45,7 @@ def test_a_port_that_is_taken(run, folder):
     ("options", "words"),
     [
         (["--port", 70_000], "--port 70000 is not a port"),
-        (["--host", "192.0.2.7"], "cannot be taken"),
+        (["--host", "192.0.2.7"], "is not an address of this machine"),
         (["--host", "no.such.host.invalid"], "is not an address of this machine"),
         (["--port", 0, "--control"], "is the folder of a log"),
     ],

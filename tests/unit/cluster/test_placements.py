@@ -27,7 +27,7 @@ def test_amounts_that_ray_does_not_take_are_no_placement(wanted):
 
 
 def test_amounts_in_options_are_those_that_ray_takes():
-    with pytest.raises(ConfigError, match=r"of group 'west' are not options of Ray actors: num_gpus=1\.5 is above 1"):
+    with pytest.raises(ConfigError, match=r"for group 'west', which Ray does not accept: num_gpus=1\.5 is above 1"):
         Placement("spread", {"num_gpus": 1.5}, ["west"])
     options = {"num_cpus": 1.5, "num_gpus": 2.0, "memory": 1e6 + 0.5, "resources": {"moon": 1.5}}
     assert Placement("spread", options, ["west"]).of("west").items() >= options.items()

@@ -182,7 +182,7 @@ def test_wrong_keys_are_named_and_counted():
 
 @pytest.mark.parametrize("value", [None, 5, "text", [], [("id", 1)], Msg("A", "B", "user")])
 def test_a_value_that_is_not_a_dict_is_refused(value):
-    with pytest.raises(InvalidMsg, match=f"{type(value).__name__} is not the dict"):
+    with pytest.raises(InvalidMsg, match=r"from_dict got .*, which is not a dict: pass the result of to_dict\(\)"):
         Msg.from_dict(value)
 
 

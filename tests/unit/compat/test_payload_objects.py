@@ -96,7 +96,7 @@ def test_fields_of_numpy_are_written_as_numbers():
 @pytest.mark.parametrize("payload", [Row(1.0), pydantic.RootModel[list[int]]([1, 2])])
 def test_an_object_that_is_no_json_object_is_refused(payload):
     assert is_object(payload)
-    with pytest.raises(InvalidPayload, match=r"must be a JSON object: put it into a field of a dict"):
+    with pytest.raises(InvalidPayload, match=r"must be a JSON object: put it into a dict"):
         encode_payload(payload, LIMIT)
     with pytest.raises(InvalidPayload, match=r"row 0: .*must be a JSON object"):
         PayloadColumn.encode([payload, payload], LIMIT)

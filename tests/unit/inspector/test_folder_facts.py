@@ -226,7 +226,7 @@ def test_a_society_in_a_step_has_each_agent_with_its_value(tmp_path):
     assert (first.step, first.values, first.steps) == (0, ["left", "left"], [0, 2])  # step 1 has no values
     assert last.scale == first.scale == ["left", "right"]
     assert source.over_steps("") == Series([0, 2], {"left": [2, 1], "right": [0, 1]})
-    with pytest.raises(InvalidQuery, match="has not collected 'mood' of its agents: it has side"):
+    with pytest.raises(InvalidQuery, match="has not collected 'mood' of its agents: it has 'side'"):
         source.society_in_step("mood", None, None)
 
 

@@ -112,7 +112,7 @@ def test_parameters_come_from_defaults_and_types():
     ("function", "why"),
     [
         (lambda chance: {}, "the parameter 'chance' of <lambda> has no default"),
-        (lambda name="ann": {}, "the parameter 'name' is 'ann': a page can set numbers, bools, and choices"),
+        (lambda name="ann": {}, "the default of parameter 'name' is 'ann': a page can set numbers, bools, and choices"),
         (lambda: 3, "<lambda> returned 3: it must return the arguments of ray_messaging.run as a dict"),
         (lambda: {"model": person}, "'agents' is missing: return"),
         (lambda: {"model": person, "agents": 3, "log_dir": "x"}, "the argument 'log_dir' is unknown"),
@@ -128,7 +128,7 @@ def test_bounds_that_leave_the_default_out_are_refused():
     def of(share: Annotated[float, (2.0, 4.0)] = 1.0):
         pass
 
-    with pytest.raises(ConfigError, match=r"'share' is 1.0, which is not between 2.0 and 4.0"):
+    with pytest.raises(ConfigError, match=r"'share' is 1.0, and its bounds are \(2.0, 4.0\)"):
         settings_of(of)
 
 

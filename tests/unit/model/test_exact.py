@@ -120,7 +120,7 @@ class Person:
     "states", [[{"left": 1}, {Side.LEFT: 2}], [{1: 1}, {Level.LOW: 2}], [{"x": [{1: {Level.LOW: 2}}]}]]
 )
 def test_a_key_that_equals_another_states_plain_one_is_refused_too(states):
-    with pytest.raises(InvalidPayload, match=r"which would not be equal after decoding: keep its \.value"):
+    with pytest.raises(InvalidPayload, match=r"which would not be equal when it is read back: keep its \.value"):
         kept_exactly(states, {dict}, "me.state")
 
 

@@ -118,7 +118,7 @@ def test_crowds_of_several_kinds_are_equal_on_any_number_of_groups():
     [
         (
             {**IDS, "clerk": [77]},
-            "the kind 'clerk', such as 77, for which model= has no function",
+            r"the kind 'clerk' \(the kind of agent 77\), for which model= has no function: model= has 'trader'",
         ),
         ({"trader": range(9)}, "the kind 'book', but agents= has no agent of this kind"),
         ({"trader": range(9), "book": []}, "the kind 'book', but agents= has no agent of this kind"),
@@ -130,7 +130,10 @@ def test_crowds_of_several_kinds_are_equal_on_any_number_of_groups():
         (pd.DataFrame({"sort": ["trader"]}), "a DataFrame with a column 'kind'"),
         (pd.DataFrame({"kind": ["trader", None]}, index=["ann", "bob"]), "agent 'bob' has no kind"),
         (pd.DataFrame({"kind": ["trader", np.nan]}, index=["ann", "bob"]), "agent 'bob' has no kind"),
-        (pd.DataFrame({"kind": ["trader", "x"]}, index=["ann", "bob"]), "the kind 'x', such as 'bob',"),
+        (
+            pd.DataFrame({"kind": ["trader", "x"]}, index=["ann", "bob"]),
+            r"the kind 'x' \(the kind of agent 'bob'\), for which",
+        ),
     ],
 )
 def test_kinds_that_do_not_fit_are_named(agents, words):

@@ -146,7 +146,7 @@ def raises(now):
     [
         (lambda now: True, {"max_steps": None}, ConfigError, "pass max_steps="),
         (5, {}, ConfigError, "max_steps=50 is only for a condition"),
-        (lambda now: True, {"max_steps": 0.5}, ConfigError, "max_steps=0.5 must be a number of steps"),
+        (lambda now: True, {"max_steps": 0.5}, ConfigError, "max_steps=0.5 must be a whole number of steps"),
         (lambda now: True, {"collect": None}, ConfigError, "pass collect="),
         (lambda: True, {}, ConfigError, "must be a plain function of the collected values"),
         (lambda now: None, {}, ConfigError, "until= returned None after step 0: it must return True"),
