@@ -162,11 +162,14 @@ class Steps(_Settings):
     seed: int = _setting(0, "the seed of the agents' random numbers", ge=-(2**63), lt=2**63)
     wait_for: Literal["all", "senders", "neighbours"] = _setting(
         "all",
-        "who waits for whom: each group for all groups, or only for those that may send to it "
-        "(messaging.steps.declare), or each agent for its neighbours, before it calls a language model",
+        "who waits for whom: each group for all groups; each group only for groups that may send to it "
+        "(messaging.steps.declare); or each agent, before it calls a language model, only for its neighbours",
     )
     ahead: int = _setting(
-        16, "with wait_for='neighbours': for how many steps after the open one calls are made", ge=1, le=64
+        16,
+        "with wait_for='neighbours': for how many steps after the open step agents may already call a language model",
+        ge=1,
+        le=64,
     )
     groups: int | None = _setting(
         None, "step 0 waits until this many groups have joined; None: one group is enough", ge=1
@@ -611,9 +614,8 @@ class MessagingConfig(_Settings):
     )
     cut_timeout_s: PositiveFloat = _setting(
         CUT_TIMEOUT_S,
-        "seconds for which a step waits for a server that it cannot reach, such as during a cut of the network; a "
-        "longer send_timeout_s counts in its place; Ray takes 30 to 66 s to find a dead machine, and starts its groups "
-        "elsewhere",
+        "seconds for which a step waits for a server that it cannot reach, such as during a cut of the network; if "
+        "send_timeout_s is longer, the step waits for that time",
     )
     interceptor_timeout_s: PositiveFloat = _setting(30.0, "seconds that a send waits for a silent interceptor")
     rule_timeout_s: PositiveFloat = _setting(

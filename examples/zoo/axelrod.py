@@ -6,7 +6,7 @@ from examples.zoo.claims import Claim
 from ray_messaging import columns, grid, run
 
 NAME = "Dissemination of culture"
-SOURCE = "R. Axelrod, J. Conflict Resolution 41 (1997) 203, table 2, doi:10.1177/0022002797041002001"
+SOURCE = "Robert Axelrod, Journal of Conflict Resolution 41 (1997) 203, table 2, doi:10.1177/0022002797041002001"
 SIDE, FEATURES = 10, 5
 
 

@@ -6,7 +6,7 @@ from examples.zoo.claims import Claim
 from ray_messaging import run
 
 NAME = "Diffusion of a new product"
-SOURCE = "F. M. Bass, Management Science 15 (1969) 215, doi:10.1287/mnsc.15.5.215"
+SOURCE = "Frank Bass, Management Science 15 (1969) 215, doi:10.1287/mnsc.15.5.215"
 ALONE, TALK = 0.0104, 0.4186  # p and q of room air conditioners, a year
 STEPS = 10  # in a year
 
@@ -39,7 +39,8 @@ def peak(replicates, *, people=20_000, years=20):
 CLAIMS = [
     Claim(
         "year in which most is sold, room air conditioners", peak, float(np.log(TALK / ALONE) / (ALONE + TALK)),
-        "the year varies between replicates by 0.2, because the first buyers come by chance. A message takes a "
-        "step of 0.1 years, and rounding another step", spread=0.2, apart=0.2, replicates=4, small=1,
+        "the year varies between replicates by 0.2, because the first buyers come by chance. A message "
+        "takes a step of 0.1 years, and rounding to steps may add another step",
+        spread=0.2, apart=0.2, replicates=4, small=1,
     )
 ]  # fmt: skip

@@ -6,7 +6,7 @@ from examples.zoo.claims import Claim
 from ray_messaging import run
 
 NAME = "Bounded confidence, in pairs"
-SOURCE = "G. Deffuant, D. Neau, F. Amblard, G. Weisbuch, Adv. Complex Syst. 3 (2000) 87, doi:10.1142/S0219525900000078"
+SOURCE = "Deffuant, Neau, Amblard and Weisbuch, Advances in Complex Systems 3 (2000) 87, doi:10.1142/S0219525900000078"
 
 
 def person(me, inbox):
@@ -47,7 +47,7 @@ CLAIMS = [
         (0.2, 2, ""),
         (
             0.1, 5, "the published value is the whole part of 1 / (2 threshold), which its authors call a rough rule. "
-            "Clusters are 2.2 thresholds apart (E. Ben-Naim, P. L. Krapivsky, S. Redner, Physica D 183 (2003) 190), "
+            "In theory clusters are 2.2 thresholds apart (Ben-Naim, Krapivsky and Redner, Physica D 183 (2003) 190), "
             "so some runs have only four clusters",
         ),
     )

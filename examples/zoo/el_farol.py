@@ -6,7 +6,7 @@ from examples.zoo.claims import Claim
 from ray_messaging import run
 
 NAME = "El Farol bar"
-SOURCE = "W. B. Arthur, American Economic Review 84 (1994) 406"
+SOURCE = "Brian Arthur, American Economic Review 84 (1994) 406"
 PEOPLE, ROOM, MEMORY = 100, 60, 9
 
 

@@ -4,7 +4,7 @@ from examples.zoo.claims import Claim
 from ray_messaging import run
 
 NAME = "Riot by thresholds"
-SOURCE = "M. Granovetter, American Journal of Sociology 83 (1978) 1420, doi:10.1086/226707"
+SOURCE = "Mark Granovetter, American Journal of Sociology 83 (1978) 1420, doi:10.1086/226707"
 PEOPLE = 100
 
 

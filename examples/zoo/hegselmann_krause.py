@@ -6,7 +6,7 @@ from examples.zoo.claims import Claim
 from ray_messaging import columns, run
 
 NAME = "Bounded confidence, all at once"
-SOURCE = "R. Hegselmann, U. Krause, JASSS 5 (2002) 3, https://www.jasss.org/5/3/2.html"
+SOURCE = "Rainer Hegselmann and Ulrich Krause, JASSS 5 (2002) 3, https://www.jasss.org/5/3/2.html"
 PEOPLE = 625
 
 

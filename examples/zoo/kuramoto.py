@@ -6,7 +6,7 @@ from examples.zoo.claims import Claim
 from ray_messaging import columns, run
 
 NAME = "Coupled oscillators"
-SOURCE = "Y. Kuramoto, Lect. Notes Phys. 39 (1975) 420, doi:10.1007/BFb0013365"
+SOURCE = "Yoshiki Kuramoto, Lecture Notes in Physics 39 (1975) 420, doi:10.1007/BFb0013365"
 TICK = 0.1  # the time between two rounds, in units of 1 / (width of the frequencies)
 
 

@@ -4,7 +4,7 @@ from examples.zoo.claims import Claim
 from ray_messaging import Mean, grid, run
 
 NAME = "Life"
-SOURCE = "M. Gardner, Scientific American 223/4 (1970) 120; Die hard, https://conwaylife.com/wiki/Die_hard"
+SOURCE = "Martin Gardner, Scientific American 223/4 (1970) 120; Die hard: https://conwaylife.com/wiki/Die_hard"
 DIE_HARD = """
 ......O.
 OO......

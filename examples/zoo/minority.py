@@ -8,7 +8,7 @@ from examples.zoo.claims import Claim
 from ray_messaging import columns, run
 
 NAME = "Minority game"
-SOURCE = "R. Savit, R. Manuca, R. Riolo, Phys. Rev. Lett. 82 (1999) 2203, doi:10.1103/PhysRevLett.82.2203; values: D. Challet, M. Marsili, R. Zecchina, Phys. Rev. Lett. 84 (2000) 1824, doi:10.1103/PhysRevLett.84.1824"  # noqa: E501
+SOURCE = "Savit, Manuca and Riolo, Physical Review Letters 82 (1999) 2203, doi:10.1103/PhysRevLett.82.2203; the published values are from Challet, Marsili and Zecchina, Physical Review Letters 84 (2000) 1824, doi:10.1103/PhysRevLett.84.1824"  # noqa: E501
 PLAYERS, MEMORIES = 101, range(3, 8)
 
 

@@ -8,7 +8,7 @@ from examples.zoo.claims import Claim
 from ray_messaging import Gini, Share, run
 
 NAME = "Exchange of money"
-SOURCE = "A. Dragulescu, V. M. Yakovenko, Eur. Phys. J. B 17 (2000) 723, doi:10.1007/s100510070114"
+SOURCE = "Dragulescu and Yakovenko, European Physical Journal B 17 (2000) 723, doi:10.1007/s100510070114"
 
 
 def person(me, inbox):
@@ -43,7 +43,7 @@ def measured(replicates, *, column):
 CLAIMS = [
     Claim(
         "Gini coefficient of the money", measured, 0.5,
-        "the coefficient varies between replicates by 0.29 / sqrt(people)", spread=0.0065, replicates=4,
+        "the coefficient varies between replicates by 0.29 / sqrt(number of people)", spread=0.0065, replicates=4,
         sizes={"column": "money"},
     ),
     Claim(

@@ -6,7 +6,7 @@ from examples.zoo.claims import Claim
 from ray_messaging import Mean, columns, grid, run
 
 NAME = "Spatial prisoner's dilemma"
-SOURCE = "M. A. Nowak, R. M. May, Nature 359 (1992) 826, doi:10.1038/359826a0"
+SOURCE = "Martin Nowak and Robert May, Nature 359 (1992) 826, doi:10.1038/359826a0"
 TEMPTATION = 1.9
 
 

@@ -7,8 +7,9 @@ from ray_messaging import grid, run
 
 NAME = "Segregation"
 SOURCE = (
-    "T. C. Schelling, J. Math. Sociol. 1 (1971) 143, doi:10.1080/0022250X.1971.9989794; "
-    "value: U. Wilensky, NetLogo Segregation model (1997), http://ccl.northwestern.edu/netlogo/models/Segregation"
+    "Thomas Schelling, Journal of Mathematical Sociology 1 (1971) 143, doi:10.1080/0022250X.1971.9989794; "
+    "the published value is from Uri Wilensky's NetLogo model (1997), "
+    "http://ccl.northwestern.edu/netlogo/models/Segregation"
 )
 WANTED, RESIDENTS = 0.3, 2000 / 51**2  # a share of the neighbours; NetLogo's 2,000 turtles on 51 x 51 patches
 

@@ -6,7 +6,7 @@ from examples.zoo.claims import Claim
 from ray_messaging import run
 
 NAME = "SIR epidemic"
-SOURCE = "W. O. Kermack, A. G. McKendrick, Proc. R. Soc. A 115 (1927) 700, doi:10.1098/rspa.1927.0118"
+SOURCE = "Kermack and McKendrick, Proceedings of the Royal Society A 115 (1927) 700, doi:10.1098/rspa.1927.0118"
 
 
 def person(me, inbox):

@@ -11,7 +11,7 @@ HEADS = ("model", "statistic", "published", "tolerance", "here", "replicates", "
 _PAGE = """# A zoo of models
 
 The **zoo** is a collection of known models, such as Schelling's model of segregation, in which agents influence each
-other by messages. The table compares a result of each model with the value that its authors published or proved. Each
+other by messages. The table compares results of each model with the values that its authors published or proved. Each
 model is a short program for [`ray_messaging.run`](steps.md#without-a-cluster).
 
 In a clone of the repository the command `python -m examples.zoo --check` runs all models, and prints the table. The
@@ -19,7 +19,7 @@ exit code is 1 if a result is not within its tolerance, unless the model's progr
 `--page docs/zoo.md` the command also writes this page.
 
 - *published* is the value that the source gives, or that follows from its theory.
-- *here* is our result: the mean of all replicates.
+- *here* is our result: the mean of all replicates, which are runs of the same model.
 - *replicates* is how many times we ran the model, each time with other random numbers.
 - *tolerance* is how far our result may be from the published value: three standard errors of our result, plus the
   uncertainty of the published value.
@@ -35,7 +35,7 @@ We had seen quick runs of the models before we fixed the tolerances, so this is 
 
 ## Tolerances
 
-The list says why each tolerance is as wide as it is. A **replicate** is one run of the model.
+The list says for each result why its tolerance is as wide as it is. A **replicate** is one run of the model.
 
 {tolerances}
 """

@@ -9,8 +9,8 @@ from ray_messaging import columns, run
 
 NAME = "Voter model"
 SOURCE = (
-    "M. Kimura, T. Ohta, Genetics 61 (1969) 763; "
-    "V. Sood, S. Redner, Phys. Rev. Lett. 94 (2005) 178701, doi:10.1103/PhysRevLett.94.178701"
+    "Motoo Kimura and Tomoko Ohta, Genetics 61 (1969) 763; "
+    "Sood and Redner, Physical Review Letters 94 (2005) 178701, doi:10.1103/PhysRevLett.94.178701"
 )
 
 

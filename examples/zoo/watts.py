@@ -9,8 +9,9 @@ from ray_messaging import run
 
 NAME = "Cascades on random networks"
 SOURCE = (
-    "D. J. Watts, PNAS 99 (2002) 5766, doi:10.1073/pnas.082090499; "
-    "values: J. P. Gleeson, D. J. Cahalane, Phys. Rev. E 75 (2007) 056103, doi:10.1103/PhysRevE.75.056103"
+    "Duncan Watts, PNAS 99 (2002) 5766, doi:10.1073/pnas.082090499; "
+    "the published values are from Gleeson and Cahalane, Physical Review E 75 (2007) 056103, "
+    "doi:10.1103/PhysRevE.75.056103"
 )
 THRESHOLD, FIRST = 0.18, 0.005
 
