@@ -181,7 +181,8 @@ class Endpoint:
             )
         if status == 404:
             return ConfigError(
-                f"{self.address} has no model {self.model!r}, or base_url is wrong (404): {text}; check model and base_url"
+                f"{self.address} has no model {self.model!r}, or base_url is wrong (404): {text}; check model and "
+                "base_url"
             )
         if status is not None:
             return RuntimeError(f"{self.address} answered {status}: {text}")

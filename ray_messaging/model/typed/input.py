@@ -134,7 +134,7 @@ def _column(values: Any) -> TypedColumn:  # noqa: ANN401 - what a user passed
         return _of_arrow(values)
     if isinstance(values, str | bytes | Mapping) or not hasattr(values, "__len__"):
         raise InvalidColumns(
-            f"an object of type {type(values).__name__} cannot be sent: give an array or a list with a value for each row"
+            f"a {type(values).__name__!r} object cannot be sent: give an array or a list with a value for each row"
         )
     given = values
     if not isinstance(values, np.ndarray | list):
