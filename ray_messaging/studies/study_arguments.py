@@ -255,7 +255,7 @@ def check_same(files: StudyFolder, record: Mapping[str, Any], design: Sequence[P
         if (now := record[name]) != (then := before.get(name)):
             what = name
             if isinstance(now, dict) and isinstance(then, dict):
-                changed = next(key for key in now | then if (key, now.get(key)) not in then.items())
+                changed = next(key for key in now | then if key not in now or (key, now[key]) not in then.items())
                 what, now, then = f"option {changed!r}", now.get(changed), then.get(changed)
             raise ConfigError(
                 f"the folder {files.where!r} has another study: its {what} is {then!r}, and here {now!r}; {advice}"
