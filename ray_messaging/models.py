@@ -25,6 +25,7 @@ from ray_messaging.model.call_usage import CallMeter, metering, report_usage
 _OPENAI: Final = "https://api.openai.com/v1"
 _KEY, _URL = "OPENAI_API_KEY", "OPENAI_BASE_URL"
 _TEXT: Final = 500  # our errors quote this many characters of a server's error or a model's answer
+_NOT_FOUND: Final = 404
 _TOO_MANY: Final = 429
 _FIRST: Final = 8.0  # the number of requests that may be under way at the beginning
 _UNFIT = "This answer does not fit the schema: {}. Answer again, with JSON that fits it, and nothing else."
@@ -152,7 +153,7 @@ class Chat:
                     {"role": "user", "content": _UNFIT.format(why)},
                 ]
         raise AnswerUnfit(
-            f"{self.model} at {self._address} gave no usable answer in {self._corrections + 1} tries: {why}; "
+            f"model {self.model!r} at {self._address} gave no usable answer in {self._corrections + 1} tries: {why}; "
             f"the last answer was {short_repr(text)}",
             model=self.model, tries=tries, status=200, answer=(text or "")[:_TEXT],
         )  # fmt: skip
@@ -213,11 +214,14 @@ class Chat:
         if status == _TOO_MANY:
             pause_s = _retry_after(error)
             return _Failure(f"answered {status}: {text}", status, may_pass=True, is_limit=True, pause_s=pause_s)
+        if status == _NOT_FOUND:
+            text += "; check base_url, and the name of the model"
         if status is not None:
             return _Failure(f"answered {status}: {text}", status, may_pass=status >= 500, pause_s=_retry_after(error))
         unreached = type(error).__name__ == "APIConnectionError"
         what = "cannot be reached" if unreached else f"gave {type(error).__name__}"
-        return _Failure(f"{what}: {text}", None, may_pass=unreached)
+        remedy = "; check base_url, and that its server runs" if unreached else ""
+        return _Failure(f"{what}: {text}{remedy}", None, may_pass=unreached)
 
     def _error(self, failure: "_Failure", tries: int) -> Exception:
         text = f"{self._address} {failure.text}"

@@ -29,6 +29,12 @@ _DIGITS_PER_BIT = 0.30103
 short_repr = _Short().repr  # the repr of a value, for an error; a long one is shortened
 
 
+def error_in_words(error: BaseException) -> str:
+    """Return the type of an error and its text; the type alone if the error has no text."""
+    text = str(error)
+    return f"{type(error).__name__}: {text}" if text else type(error).__name__
+
+
 def utc_time(seconds: float) -> str:
     """Return a time in UTC as a text with milliseconds; the number itself if no date can represent the time."""
     try:

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import numpy as np
 
 from ray_messaging.common.backoff import INTERCEPTOR_RETRY, LANE_RETRY, Backoff
+from ray_messaging.common.texts import error_in_words
 from ray_messaging.errors import Closed, ConfigError, Fenced, InterceptorUnavailable, TransitError, ended
 from ray_messaging.interception.delegated_rules import DelegatedRules
 from ray_messaging.interception.lane import JUDGE, WAIT, LaneAddress, LaneClient
@@ -210,8 +211,8 @@ def _unavailable(error: Exception, timeout_s: float) -> InterceptorUnavailable:
     # Ray's own text has the whole traceback, so the text of the cause is used instead.
     error = getattr(error, "cause", None) or error
     return InterceptorUnavailable(
-        f"the interceptor gave no verdict within {timeout_s:g} s ({type(error).__name__}: {error}), so nothing was "
-        "sent: look at its actor, then send again"
+        f"the interceptor did not say within {timeout_s:g} s whether these messages may be sent "
+        f"({error_in_words(error)}), so nothing was sent: look at the log of its actor, then send again"
     )
 
 

@@ -172,8 +172,8 @@ def decode_verdicts(data: bytes) -> VerdictReply:
         ) from error
     if not NOBODY <= verdicts.epoch < _EPOCHS:
         raise FrameError(
-            f"the interceptor's answer cannot be read, because its epoch {verdicts.epoch} is not valid: do all "
-            "processes use the same version of ray_messaging?"
+            f"the interceptor's answer cannot be read, because the number of the interceptor's start, "
+            f"{verdicts.epoch}, is not valid: do all processes use the same version of ray_messaging?"
         )
     if not 0 <= verdicts.snapshot < _EPOCHS:
         raise FrameError(

@@ -101,12 +101,11 @@ def content_digest_of(
 
 
 def _untold(place: str, value: object) -> ConfigError:
-    what = f"{place or 'it'} is {short_repr(value)}" if not isinstance(value, str) else f"{place} {value}"
+    what = f"{place} {value}" if isinstance(value, str) else f"{place or 'its function'} is {short_repr(value)}"
     return ConfigError(
-        f"Calls(store=) cannot tell what this call of me.remember depends on: {what}. Either name a value that stands "
-        "for it, by "
-        "me.remember(by_content(function, uses='gpt-4o at example.org'), ...), pass it as an argument that can be "
-        "encoded, or make each such call, by by_content(function, sample=None)"
+        f"Calls(store=) cannot tell what this call of me.remember depends on: {what}. Name a value that stands for it, "
+        "as in me.remember(by_content(function, uses='gpt-4o at example.org'), ...), or pass it as an argument of "
+        "plain values, or let equal calls share no answers: me.remember(by_content(function, sample=None), ...)"
     )
 
 
@@ -221,7 +220,7 @@ class _Teller:
         if not isinstance(value, ModuleType):
             return self.told(value, f"its {name!r}")
         if value.__name__ == "os" and (read := names & _ENVIRONMENT) and not self._lenient:
-            raise _untold(f"its 'os.{min(read)}'", "reads the environment, which is not a part of it")
+            raise _untold(f"its 'os.{min(read)}'", "reads the environment, whose values the store does not know")
         return self._once((value, frozenset(names)), lambda: self._module(value, names, name))
 
     def _module(self, module: ModuleType, names: set[str], name: str) -> list[Any]:

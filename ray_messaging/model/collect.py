@@ -87,12 +87,14 @@ def check_collect(collect: object, every: object) -> None:
     if collect is not None and not fits:
         raise ConfigError(
             f"collect={collect!r} must be a function that returns a dict, such as lambda me: {{'mood': "
-            "me.state['mood']}, or an aggregate, such as Mean('mood') or Count('health'), or a list of aggregates"
+            "me.state['mood']}, or an aggregate, such as Mean('mood') or Count('health'), or a list of at least "
+            "one aggregate. Of(agents, ...) takes any of these, but no other Of"
         )
     aggregates = aggregates_of(collect)
     for each in aggregates:
         if type(each.name) is not str or not each.name or "=" in each.name or each.name in TAKEN:
-            raise ConfigError(f"the name of {each!r} must be a str without '=', and not one of {', '.join(TAKEN)}")
+            taken = ", ".join(map(repr, TAKEN))
+            raise ConfigError(f"the name of {each!r} must be a non-empty str without '=', and none of {taken}")
         if each.of is not None and not callable(each.of) and (type(each.of) is not str or not each.of):
             raise ConfigError(
                 f"of={each.of!r} of {each!r} must be a function, such as lambda me: ..., or a key of the state"

@@ -87,7 +87,9 @@ class IdColumn(msgspec.Struct, eq=False):
         if isinstance(ids, np.ndarray) and ids.ndim == 1 and ids.dtype.kind in "iu" and ids.dtype != np.uint64:
             return cls(_read_only(ids.astype(np.int64, copy=True)))
         if not isinstance(ids, Iterable) or isinstance(ids, str | bytes) or getattr(ids, "ndim", 1) == 0:
-            raise InvalidAddress(f"ids must be an array or a list of ids, not {short_repr(ids)}", value=ids)
+            raise InvalidAddress(
+                f"ids must be a one-dimensional array or a list of ids, not {short_repr(ids)}", value=ids
+            )
         return cls.of([None if none and agent_id is None else check_id(agent_id) for agent_id in ids])
 
     @classmethod

@@ -180,7 +180,10 @@ def _form(value: Any, place: Place) -> Any:  # noqa: ANN401 - any part of a valu
     if kind is list:
         return [_form(part, (place, at)) for at, part in enumerate(value)]
     if kind is dict and all(_is_plain_key(key) for key in value):
-        return {_form(key, place): _form(part, (place, key)) for key, part in value.items()}
+        for key in value:
+            if type(key) is str:
+                checked_text(key, place, "has the key")
+        return {key: _form(part, (place, key)) for key, part in value.items()}
     if kind in _LEAVES and (kind is not int or _is_plain_key(value)):
         return value
     if kind is set or kind is frozenset:  # members are sorted, because a set's order differs between processes

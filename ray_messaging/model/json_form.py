@@ -167,7 +167,7 @@ def _dict_form(found: dict[Any, Any], place: Place) -> dict[str, Any]:
     made: dict[str, Any] = {}
     for key, part in found.items():
         if isinstance(key, str):
-            name = _text(str.__str__(key), place)
+            name = _text(str.__str__(key), place, "has the key")
         elif isinstance(key, int | np.integer) and not isinstance(key, bool):
             _check_digits(int(key), place, "has the key")
             name = str(int(key))
@@ -185,9 +185,9 @@ def _dict_form(found: dict[Any, Any], place: Place) -> dict[str, Any]:
     return made
 
 
-def _text(text: str, place: Place) -> str:
+def _text(text: str, place: Place, verb: str = "is") -> str:
     try:
-        return checked_text(text, place)
+        return checked_text(text, place, verb)
     except InvalidPayload as error:
         raise InvalidPayload(f"{_PREFIX}{error}") from None
 
@@ -202,10 +202,11 @@ def _listed(value: Any, place: Place) -> Any:  # noqa: ANN401 - an array, or a n
         # The strs keep every unit of time, while `tolist` would turn nanoseconds into ints.
         return np.datetime_as_string(value).tolist()
     if value.dtype.kind in "mM":
-        what = "NaT" if value.dtype.kind == "M" else str(value.dtype)
+        if value.dtype.kind == "M":
+            raise _missing_time(place, "has")
         raise InvalidPayload(
-            f"{_PREFIX}{shown(place)} has {what}, which JSON does not have; send None, a str or a number for it, "
-            "such as array / numpy.timedelta64(1, 's')"
+            f"{_PREFIX}{shown(place)} has the type {value.dtype}, which JSON does not have; send seconds, by "
+            "value / numpy.timedelta64(1, 's')"
         )
     listed = value.tolist()
     if isinstance(listed, np.generic):  # Python has no type for this value
@@ -235,7 +236,7 @@ def _has_set(value: Any) -> bool:  # noqa: ANN401 - any part of an object
 def _leaf(value: Any, place: Place) -> Any:  # noqa: ANN401 - any part of a payload without parts
     if isinstance(value, datetime | time):
         if value != value:  # only NaT, pandas' missing time, differs from itself
-            raise InvalidPayload(f"{_PREFIX}{shown(place)} is NaT, which JSON does not have; send None or a str for it")
+            raise _missing_time(place, "is")
         offset = value.utcoffset()
         if offset is not None and offset.total_seconds() % 60:
             raise InvalidPayload(
@@ -255,11 +256,15 @@ def _leaf(value: Any, place: Place) -> Any:  # noqa: ANN401 - any part of a payl
     return value
 
 
-def _check_digits(number: int, place: Place, what: str = "is") -> None:
+def _missing_time(place: Place, verb: str) -> InvalidPayload:
+    return InvalidPayload(f"{_PREFIX}{shown(place)} {verb} NaT, which JSON does not have; send None or a str for it")
+
+
+def _check_digits(number: int, place: Place, verb: str = "is") -> None:
     """Raise InvalidPayload for a number with more digits than a reader accepts. The error calls the number `place`."""
     if not -_TOO_LONG < number < _TOO_LONG:
         raise InvalidPayload(
-            f"{_PREFIX}{shown(place)} {what} {short_repr(number)}, and a number in JSON has at most {INT_DIGITS:,} "
+            f"{_PREFIX}{shown(place)} {verb} {short_repr(number)}, and a number in JSON has at most {INT_DIGITS:,} "
             "digits: send a str, such as hex(...) of it"
         )
 

@@ -94,11 +94,11 @@ class JsonTypes:
             if node is True:
                 return Any
             raise ConfigError(
-                f"the schema of {where} is {node!r}, which senders cannot check: write a schema, such as {{'type': "
+                f"{_schema_of(where)} is {node!r}, which senders cannot check: write a schema, such as {{'type': "
                 "'string'}"
             )
         if unknown := [key for key in node if key not in _KNOWN]:
-            raise ConfigError(f"the schema of {where} has {unknown[0]!r}, which senders cannot check: leave it out")
+            raise ConfigError(f"{_schema_of(where)} has {unknown[0]!r}, which senders cannot check: leave it out")
         if "$ref" in node:
             return self._of_reference(node["$ref"], where)
         if len(node.get("allOf", ())) == 1:
@@ -118,7 +118,7 @@ class JsonTypes:
         name = self._name(reference)
         if name in self._open:
             raise ConfigError(
-                f"the schema of {where} contains itself ({name}), and senders cannot check such a schema: give the "
+                f"{_schema_of(where)} contains itself ({name}), and senders cannot check such a schema: give the "
                 "inner field the schema {}, which allows all values"
             )
         self._open.append(name)
@@ -131,7 +131,7 @@ class JsonTypes:
     def _literal(values: list[Any], where: str) -> Any:  # noqa: ANN401 - as above
         if not all(value is None or type(value) in (str, int) for value in values):
             raise ConfigError(
-                f"the schema of {where} lists the values {values!r}: senders can check only strs, ints and None, so "
+                f"{_schema_of(where)} lists the values {values!r}: senders can check only strs, ints and None, so "
                 "leave the other values out, or give a type instead"
             )
         return Literal[tuple(values)]
@@ -141,6 +141,9 @@ class JsonTypes:
             return self._of_object(node, where)
         if kind == "string" and node.get("format") in self._formats:
             return self._formats[node["format"]]
+        if kind != "array" and kind not in _PLAIN:
+            known = ", ".join(map(repr, (*_PLAIN, "object", "array")))
+            raise ConfigError(f"{_schema_of(where)} has the type {kind!r}: write one of JSON's types, {known}")
         found = self._of_array(node, where) if kind == "array" else _PLAIN[kind]
         return found if "prefixItems" in node else self._bounded(found, kind, node)
 
@@ -174,6 +177,10 @@ class JsonTypes:
         return msgspec.defstruct("Payload", fields, rename=names, kw_only=True, forbid_unknown_fields=closed)
 
 
+def _schema_of(where: str) -> str:
+    return f"the schema of field {where!r}" if where else "the schema"
+
+
 def built(make: Callable[[], Any]) -> Any:  # noqa: ANN401 - a decoder, or a type
     """Return the result of a function; raise ConfigError if msgspec does not support a type that the function uses."""
     try:
@@ -197,8 +204,9 @@ def described(kind: Any) -> bytes:  # noqa: ANN401 - a type, or a JSON Schema
     except ConfigError:
         raise
     except Exception as error:
+        why = str(error).partition("\n")[0]  # pydantic adds paragraphs for authors of types
         raise ConfigError(
-            f"{kind!r} has no JSON Schema ({error}): give a pydantic model, a Struct or a dataclass"
+            f"{kind!r} has no JSON Schema ({why}): give a pydantic model, a Struct or a dataclass"
         ) from error
     JsonTypes(msgspec.json.decode(text)).decoder()
     return text

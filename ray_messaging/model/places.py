@@ -5,6 +5,10 @@ from ray_messaging.errors import InvalidPayload
 
 Place = str | tuple["Place", object]  # the name of the whole value, or (the container's place, an index or key)
 NOTHING = type(None)
+NOT_UNICODE = (
+    "is not valid Unicode: it contains half of a character (a lone surrogate). The str may have been cut within a "
+    "character. text.encode(errors='replace').decode() replaces it"
+)
 
 
 def shown(place: Place) -> str:
@@ -16,14 +20,15 @@ def shown(place: Place) -> str:
     return f"{shown(within)}[{name}]"
 
 
-def checked_text(text: str, place: Place) -> str:
-    """Return a str unchanged; raise InvalidPayload if it contains a lone surrogate, which UTF-8 cannot encode."""
+def checked_text(text: str, place: Place, verb: str = "is") -> str:
+    """Return a str unchanged; raise InvalidPayload if it contains a lone surrogate, which UTF-8 cannot encode.
+
+    Args: `verb` says in the error what the str is in `place`: the value, or a key.
+    """
     try:
         text.encode()
     except UnicodeEncodeError as error:
         raise InvalidPayload(
-            f"{shown(place)} is {text[max(0, error.start - 10) : error.end + 10]!a}, which is not valid Unicode: it "
-            "contains half of a character (a lone surrogate). The str may have been cut within a character. "
-            "text.encode(errors='replace').decode() replaces it"
+            f"{shown(place)} {verb} {text[max(0, error.start - 10) : error.end + 10]!a}, which {NOT_UNICODE}"
         ) from None
     return text

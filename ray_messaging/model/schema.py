@@ -83,7 +83,7 @@ class Schema:
         """
         types, node = self._types, self._properties.get(name, self._others)
         if node is False:
-            return f"there is no such field: it has {', '.join(self._properties)}", None
+            return f"the schema has no such field, only {', '.join(map(repr, self._properties)) or 'none'}", None
         node = types.resolved(node) if isinstance(node, Mapping) else {}
         choices = [types.resolved(each) for each in node.get("anyOf", node.get("oneOf", [node]))]
         fitting = [each for each in choices if _holds(types, each, kind)]

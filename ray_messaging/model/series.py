@@ -61,10 +61,10 @@ def _shape(what: str, kinds: Mapping[str, str]) -> bytes:
 
 
 def shape_in_words(data: bytes) -> str:
-    """Return the columns of encoded values, and whether each row is an agent or a step, as a phrase for an error."""
+    """Return the columns of encoded values, and whether they have a value for each agent or step, for an error."""
     what, kinds = msgspec.json.decode(data.partition(b"\n")[0])
-    listed = ", ".join(f"{name} ({kind})" for name, kind in kinds)
-    return f"{listed}, {'a row per agent' if what == ROWS else 'one row per step'}"
+    listed = ", ".join(f"{name!r} ({kind})" for name, kind in kinds)
+    return f"{listed} for each {'agent' if what == ROWS else 'step'}"
 
 
 def decode_series(data: bytes) -> StepSeries:

@@ -31,7 +31,7 @@ from ray_messaging.receiving.mailbox_lease import IsDead, MailboxLease, outlast
 from ray_messaging.receiving.reader import Reader
 from ray_messaging.receiving.subscription_spec import SubscriptionSpec, check_claims
 from ray_messaging.receiving.unfolder import Unfolder
-from ray_messaging.transports.transport_values import HeldMailbox, Ingress, Limits
+from ray_messaging.transports.transport_values import DIRECTORY_CHANGES, HeldMailbox, Ingress, Limits
 from ray_messaging.wire.frames import FOREIGN_SENDER
 
 if TYPE_CHECKING:
@@ -212,9 +212,8 @@ class Subscription:
                 break
             elif backoff.exhausted:
                 raise TransitError(
-                    f"{self.name!r} could not be entered in the directory of mailboxes, which changed at each attempt "
-                    f"for {settings.send_timeout_s:g} s (MessagingConfig.send_timeout_s): is another program writing "
-                    "this experiment's keys, or are groups made and removed all the time?"
+                    f"{self.name!r} could not begin to listen within {settings.send_timeout_s:g} s "
+                    f"(MessagingConfig.send_timeout_s): {DIRECTORY_CHANGES}"
                 )
             else:
                 await backoff.sleep()

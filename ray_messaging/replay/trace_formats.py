@@ -116,8 +116,8 @@ def reader_for(source: TraceFile) -> Reader:
     if _JSON_ARRAY.match(source.text):
         raise source.broken(
             1,
-            "the file is a JSON array, but a trace has one object per line: convert it, for example by `jq -c '.[]' "
-            f"{source.path.name} > {source.stem}.jsonl`",
+            "the file is a JSON array, but a trace has one object per line: convert it, for example by "
+            f"`zcat -f {source.path.name} | jq -c '.[]' > {source.stem}-lines.jsonl`",
         )
     known = READERS.get(source.extension)
     if known is not None:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from ray_messaging.common.texts import error_in_words
 from ray_messaging.errors import Closed, InterceptorUnavailable, MessagingError, OutcomeUnknown
 from ray_messaging.interception.verdicts import BatchVerdict
 from ray_messaging.model.batch import Batch
@@ -196,9 +197,8 @@ class DeferredRows:
             self._fail_all(request, error)
         except Exception as error:
             logger.exception("waiting for the verdicts of a slow rule failed")
-            self._fail_all(
-                request, OutcomeUnknown(f"waiting for the verdicts of a slow rule failed ({error}): please report this")
-            )
+            why = error_in_words(error)
+            self._fail_all(request, OutcomeUnknown(f"waiting for a slow rule failed ({why}): please report this"))
 
     async def _wait(self, batch: Batch) -> BatchVerdict:
         """Wait for verdicts of the current interceptor. If another interceptor replaces it, ask that one."""

@@ -77,7 +77,7 @@ def _mismatch(misfit: Misfitting, subtopic: str, agent: AgentId | None, row: int
     where = "" if row is None else f"row {row}: "
     return PayloadMismatch(
         f"{where}the payload that agent {agent!r} sends does not fit the schema of subtopic {subtopic!r}: "
-        f"{misfit.field or 'it'}: {misfit.reason}",
+        f"{f'field {misfit.field!r}: ' if misfit.field else ''}{misfit.reason}",
         field=misfit.field,
         agent=agent,
         row=row,

@@ -12,7 +12,7 @@ from ray_messaging.errors import (
     TransitError,
 )
 from ray_messaging.sending.frame_router import OutboundFrame
-from ray_messaging.transports.transport_values import Conclusion, FrameFate, SendStatus
+from ray_messaging.transports.transport_values import DIRECTORY_CHANGES, Conclusion, FrameFate, SendStatus
 
 STALE = (
     "a new interceptor has replaced the one of this messager, but did not answer in time, so nothing was sent: look "
@@ -41,17 +41,17 @@ def refused(frame: OutboundFrame, why: FrameFate | SendStatus) -> MailboxFull | 
             f"keep up. Fetch there, or raise MessagingConfig.mailbox_messages or mailbox_bytes{others}",
             mailbox=frame.mailbox,
         )
-    reason = "the server has lost what this messager had sent, several times: who restores the server?"
+    reason = (
+        "the server has lost several times what this messager had sent: look for restarts of the server without its "
+        "data, or for a program that restores older data"
+    )
     if why is FrameFate.GONE:
         reason = (
-            f"mailbox {frame.mailbox!r} is in the directory, but its stream is not on the server (was the key "
-            "deleted, or evicted?). Its messager will find that out and end: open it again"
+            f"the messages of mailbox {frame.mailbox!r} are gone from the server (was a key deleted, or evicted?). Its "
+            "messager will find that out and end: open it again"
         )
     elif why is SendStatus.STALE_DIRECTORY:
-        reason = (
-            "the directory of mailboxes had changed at each attempt: is another program writing this experiment's "
-            "keys, or are groups made and removed all the time?"
-        )
+        reason = DIRECTORY_CHANGES
     return TransitError(f"these messages were not written within MessagingConfig.send_timeout_s: {reason}")
 
 
@@ -84,8 +84,7 @@ def undecided(limit_s: float) -> InterceptorUnavailable:
 def fenced(sender: str, epoch: int) -> Fenced:
     """Build the error for a sender whose name another messager has taken over."""
     return Fenced(
-        f"another messager has taken over the name {sender!r} (the epoch of this messager is {epoch}): close this "
-        "messager",
+        f"another messager has taken over the name {sender!r}: close this messager",
         name=sender,
         epoch=epoch,
     )
@@ -94,9 +93,8 @@ def fenced(sender: str, epoch: int) -> Fenced:
 def reader_fenced(conclusion: Conclusion) -> Fenced:
     """Build the error for a transaction whose mailbox has a newer reader, or is no longer on the server."""
     return Fenced(
-        f"a newer reader has taken over {conclusion.mailbox!r}, or removed it, or the server lost it (our epoch is "
-        f"{conclusion.epoch}), so nothing of this transaction was done: close this messager. Its messages go to its "
-        "successor, if there is one",
+        f"a newer messager has taken over {conclusion.mailbox!r}, or removed it, or the server lost it, so nothing of "
+        "this transaction was done: close this messager. Its messages go to the newer one, if there is one",
         name=conclusion.mailbox,
         epoch=conclusion.epoch,
     )

@@ -7,6 +7,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from ray_messaging.common.task_health import end
+from ray_messaging.common.texts import error_in_words
 from ray_messaging.config import MessagingConfig
 from ray_messaging.errors import InterceptorUnavailable, MessagingError, OutcomeUnknown
 from ray_messaging.interception.verdict_client import VerdictClient
@@ -121,7 +122,7 @@ class SendLoop:
         except Exception as error:
             logger.exception("%s has stopped sending", self._frames.sender)
             broken = OutcomeUnknown(
-                f"the task that sends messages failed ({type(error).__name__}: {error}): please report this"
+                f"the task that sends messages failed ({error_in_words(error)}): please report this"
             )
             broken.__cause__ = error
             self._break(broken)

@@ -155,10 +155,11 @@ def _add_outcomes(found: dict[str, Any], template: RunTemplate, result: Result, 
             raise ConfigError(f"outcomes= returned {value!r:.100}: it must return a dict, such as {{'knows': 12}}")
         for key, each in value.items() if not name else [(name, value)]:
             plain = plain_value(each)
-            fits = isinstance(key, str) and is_text(key) and isinstance(plain, _PLAIN)
-            if not fits or (isinstance(plain, str) and not is_text(plain)):
+            if not (isinstance(key, str) and is_text(key)):
+                raise ConfigError(f"the name of an outcome is {key!r:.100}: it must be a str of valid Unicode")
+            if not isinstance(plain, _PLAIN) or (isinstance(plain, str) and not is_text(plain)):
                 raise ConfigError(
-                    f"the outcome {key!r} is {each!r:.100}: it must be a number, a bool, a valid str or None"
+                    f"the outcome {key!r} is {each!r:.100}: it must be a number, a bool, a str of valid Unicode or None"
                 )
             # The type may be one that other processes do not know, such as the class of an enum.
             if type(plain) not in _PLAIN:

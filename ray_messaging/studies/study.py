@@ -173,7 +173,7 @@ class Study:
         """
         _check_level(level)
         if isinstance(resamples, bool) or not isinstance(resamples, int) or resamples < 1:
-            raise ConfigError(f"resamples={resamples!r} must be a number, at least 1")
+            raise ConfigError(f"resamples={resamples!r} must be a whole number, at least 1")
         wanted = self._numbers() if outcomes is None else self._named(outcomes)
         logs = bool(self._record.get("options", {}).get("logs"))
         by_row = self._by_row()
@@ -306,7 +306,8 @@ class Study:
             table = self._files.series_of(run)
             if AGENT in table.column_names:
                 raise ConfigError(
-                    "the series has a value for each agent: plot study.series with pandas, or collect a Mean"
+                    "the study collects a value for each agent, but a plot over steps needs one for each step: plot "
+                    f"study.series with pandas, or collect an aggregate, such as Mean({name!r})"
                 )
             if name not in table.column_names:
                 known = [column for column in table.column_names if column != STEP]
@@ -327,11 +328,15 @@ class Study:
 
     def _base(self, base: Mapping[str, Any]) -> Row:
         if not isinstance(base, Mapping) or not base:
-            raise ConfigError(f"base={short_repr(base)} must be a dict of parameters, as {{'rule': 'none'}}")
+            raise ConfigError(
+                f"base={short_repr(base)} must be a dict of at least one parameter, as {{'rule': 'none'}}"
+            )
         found = {}
         for name, value in base.items():
             if name not in self.parameters:
-                raise ConfigError(f"base= has {name!r}, not a parameter: the study has {_names(self.parameters)}")
+                raise ConfigError(
+                    f"base= has {name!r}, which is not a parameter: the study has {_names(self.parameters)}"
+                )
             levels, plain = self._levels(name), plain_value(value)
             if not (equal := [level for level in levels if level == plain]):
                 raise ConfigError(f"no run has {name}={value!r}: the study has {', '.join(map(repr, levels[:20]))}")

@@ -55,7 +55,7 @@ def shared_steps_of(template: RunTemplate, design: Sequence[PlannedRun], step: A
         )
     if not isinstance(before, Mapping) or not before:
         raise ConfigError(
-            f"before={short_repr(before)} must be a dict of parameters, with the values that they have before step "
+            f"before={short_repr(before)} must be a dict of at least one parameter, with its value before step "
             f"{step}, such as {{'limit': 'none'}}"
         )
     later = {name: each for name, each in template.functions().items() if name not in (*OF_THE_BEGINNING, "start")}
@@ -253,8 +253,12 @@ def check_same(files: StudyFolder, record: Mapping[str, Any], design: Sequence[P
     advice = "pass another folder, or begin anew by on_existing='reset'"
     for name in ("model", "seed", "parameters", "outcomes", "options"):
         if (now := record[name]) != (then := before.get(name)):
+            what = name
+            if isinstance(now, dict) and isinstance(then, dict):
+                changed = next(key for key in now | then if key not in now or (key, now[key]) not in then.items())
+                what, now, then = f"option {changed!r}", now.get(changed), then.get(changed)
             raise ConfigError(
-                f"the folder {files.where!r} has another study: its {name} is {then!r}, and here {now!r}; {advice}"
+                f"the folder {files.where!r} has another study: its {what} is {then!r}, and here {now!r}; {advice}"
             )
     for name in record["sources"].keys() | before["sources"].keys():
         if record["sources"].get(name) != before["sources"].get(name):

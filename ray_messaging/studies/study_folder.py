@@ -358,9 +358,11 @@ class StudyFolder:
         try:
             yield
         except (OSError, pa.ArrowInvalid, KeyError) as error:
+            remedy = "remove the file, then make the same call to carry its runs out again"
+            if isinstance(error, FileNotFoundError):
+                remedy = "another call of batch_run may have replaced it: open the study again by Study(...)"
             raise LogError(
-                f"the file {name} of the study in {self.where!r} cannot be read: {error}; remove the file, then make "
-                "the same call to carry its runs out again",
+                f"the file {name!r} of the study in {self.where!r} cannot be read: {error}; {remedy}",
                 path=self._path(name),
             ) from error
 

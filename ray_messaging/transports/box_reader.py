@@ -16,6 +16,7 @@ from ray_messaging.transports.step_values import (
     News,
     Opened,
     Waiting,
+    box_in_words,
     counted,
 )
 
@@ -210,7 +211,7 @@ class BoxReader:
             found = counted(self._frames, covers)
         if found is None:
             raise FrameError(
-                f"messages of mailbox and step {self._box!r} are missing on the server, which had confirmed them: "
+                f"{box_in_words(self._box)} are missing on the server, which had confirmed them: "
                 "was it flushed, or restored from older data? Start the experiment anew"
             )
         return found

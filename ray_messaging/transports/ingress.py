@@ -17,6 +17,7 @@ from ray_messaging.addressing.channels import all_agents
 from ray_messaging.addressing.server_keys import Keys
 from ray_messaging.common.backoff import REDIS_REFUSED, REDIS_RESUBSCRIBE, Backoff
 from ray_messaging.common.task_health import TaskHealth, end
+from ray_messaging.common.texts import error_in_words
 from ray_messaging.errors import Closed, MessagingError, ServerRefused
 from ray_messaging.model.agent_sets import ChannelSet
 from ray_messaging.transports.connection.link import RedisLink
@@ -184,7 +185,9 @@ class RedisIngress:
         if self._task is not None:
             await end(self._task)
             self._task = None
-        self._fail(Closed("this messager stopped listening before the server had confirmed what it subscribes to"))
+        self._fail(
+            Closed("this messager was closed before the server had confirmed its subscriptions: open another one")
+        )
 
     def _plan(self, connection: Feed, few: Collection[str], many: Sequence[ChannelSet], globs: Sequence[bytes]) -> None:
         self._commands += [_commands("SUBSCRIBE", map(self._there, few)), _commands("PSUBSCRIBE", globs)]
@@ -254,7 +257,7 @@ class RedisIngress:
                 heard = False
             except Exception as error:
                 logger.exception("messages of foreign clients will not arrive")
-                self._fail(MessagingError(f"listening failed ({type(error).__name__}: {error}): please report this"))
+                self._fail(MessagingError(f"listening failed ({error_in_words(error)}): please report this"))
                 return
             finally:
                 if self._connection is not None:

@@ -249,8 +249,8 @@ class RedisLog:
     async def _under_epoch(self, script: str, keys: Sequence[str], args: Sequence[Any]) -> None:
         if await self.link.script(script, keys, args) == 0:
             raise Fenced(
-                "a newer writer has the event log, or the log was closed, or the server lost its data (the epoch of "
-                f"this writer is {args[0]}): stop this writer, and open the log again unless a newer writer runs",
+                "a newer writer has the event log, or the log was closed, or the server lost its data: stop this "
+                "writer, and open the log again unless a newer writer runs",
                 name=LOG,
                 epoch=args[0],
             )

@@ -19,7 +19,7 @@ from ray_messaging.common.task_health import end
 from ray_messaging.default_limits_and_leases import BODY_ARREARS
 from ray_messaging.errors import BodyLost, MessagingError
 from ray_messaging.transports.connection.link import RedisLink
-from ray_messaging.transports.step_values import ASKER, OUTSIDE, PLACES, BoxFrame, StepTag
+from ray_messaging.transports.step_values import ASKER, OUTSIDE, PLACES, BoxFrame, StepTag, box_in_words
 from ray_messaging.transports.transport_values import FrameWrite, SendRequest
 from ray_messaging.wire.frames import checksum_of
 
@@ -163,7 +163,7 @@ class StepBodies:
         if missing and await self.dropped() < step:
             shard = next(iter(missing.values()))
             raise BodyLost(
-                f"messages of mailbox and step {box!r} are missing on shard {shard} at {self.links[shard].where}, "
+                f"{box_in_words(box)} are missing on shard {shard} at {self.links[shard].where}, "
                 "which had confirmed them: was the shard flushed, restored from older data, or killed before it had "
                 "written them to its disk (with appendfsync always none are lost)? Start the experiment anew",
                 box=box,

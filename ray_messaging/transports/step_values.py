@@ -368,6 +368,12 @@ def counted(frames: Sequence[BoxFrame], covers: Sequence[Cover]) -> list[BoxFram
     return None if any(left.values()) else found
 
 
+def box_in_words(box: str) -> str:
+    """Return the name of a box, such as `north@3`, as words for an error."""
+    mailbox, _, step = box.rpartition("@")
+    return f"messages of step {step} in mailbox {mailbox!r}"
+
+
 def overtaken(group: str, attempt: int) -> Fenced:
     """Build the error for a driver whose group a later driver has taken over."""
     return Fenced(
@@ -380,7 +386,8 @@ def overtaken(group: str, attempt: int) -> Fenced:
 
 def no_steps(group: str) -> UnknownName:
     """Build the error for a group that has not joined the steps."""
-    return UnknownName(f"group {group!r} has not joined the steps of its experiment", kind="group", value=group)
+    text = f"group {group!r} has not joined the steps of its experiment: group.steps() makes it join"
+    return UnknownName(text, kind="group", value=group)
 
 
 def without_steps(exp_id: str) -> ConfigError:

@@ -575,10 +575,11 @@ def _not_ours(has: int, group: str, attempt: int) -> Fenced:
 
 def _behind(group: str, closed: int, what: str) -> Fenced:
     """Build the error for a step that does not follow the group's last closed step, as the server knows it."""
+    last = "it has closed no step" if closed < 0 else f"the last step that it closed is {closed}"
     return Fenced(
-        f"group {group!r} {what}. The group was removed and created again, or the server has lost steps, because it "
-        "was flushed, restored from older data, or killed before it had written them (appendfsync always loses none). "
-        "Drive all groups again from that step, or begin anew",
+        f"group {group!r} {what}: {last}. The group was removed and created again, or the server has lost steps, "
+        "because it was flushed, restored from older data, or killed before it had written them (appendfsync always "
+        "loses none). Drive all groups again from the last step that they closed, or begin anew",
         name=group,
         epoch=closed,
     )
@@ -609,11 +610,7 @@ def _closed(reply: list[Any], group: str, attempt: int, step: int) -> Committed 
                 f"group {group!r} was removed, or has left, so it does not count in step {step}, and nothing that it "
                 "did in that step is committed"
             )
-        raise _behind(
-            group,
-            closed,
-            (f"cannot close step {step}, which it has not opened; the last step that it closed is {closed}"),
-        )
+        raise _behind(group, closed, f"cannot close step {step}, which it has not opened")
     if reply[0] != 1:
         raise _not_ours(reply[0], group, attempt)
     following = reply[2] if len(reply) > 2 else None
@@ -635,7 +632,7 @@ def _opening(reply: list[Any], group: str, attempt: int, step: int) -> Opened | 
     if code == 3:
         return Done(rest[0])
     if code == 4:
-        raise _behind(group, rest[0], f"cannot open step {step}: the last one that it closed is {rest[0]}")
+        raise _behind(group, rest[0], f"cannot open step {step}")
     raise _not_ours(code, group, attempt)
 
 

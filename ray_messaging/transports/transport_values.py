@@ -49,11 +49,16 @@ class SendStatus(IntEnum):
     READER_LOST = 11  # the mailbox is gone, or the server has its data as they were before the reader claimed its epoch
 
 
+DIRECTORY_CHANGES = (
+    "the list of mailboxes on the server changed at each attempt: look for another program that writes this "
+    "experiment's keys, or for code that makes and removes groups all the time"
+)
+
+
 def fenced(name: str, epoch: int) -> Fenced:
     """Build the error for a reader or sender whose name a newer reader or sender has taken over."""
     return Fenced(
-        f"a newer messager has taken over {name!r} (the epoch of this messager is {epoch}): close this messager. Its "
-        "messages go to its successor",
+        f"a newer messager has taken over {name!r}: close this messager. Its messages go to the newer one",
         name=name,
         epoch=epoch,
     )

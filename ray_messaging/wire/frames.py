@@ -34,6 +34,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from ray_messaging.common.texts import short_repr
 from ray_messaging.default_limits_and_leases import FRAME_LIMIT
 from ray_messaging.errors import FrameError
 from ray_messaging.model.batch import CONTEXT_BYTES, Batch, Origin, TracePoint
@@ -560,7 +561,7 @@ def _column(field: ColumnField, reader: _FrameReader) -> TypedColumn:
         return NumberColumn(values.reshape(rows, field.width) if field.width else values)
     if field.type != STRING or field.width:
         raise _invalid(
-            f"the frame's column {field.name!r} has the type {field.type!r}, which this library does not know"
+            f"the frame's column {field.name!r} has the type {short_repr(field.type)}, which this library does not know"
         )
     offsets = reader.aligned_column(_I4, rows + 1)
     column = TextColumn(offsets, reader.aligned_column(_U1, max(0, int(offsets[-1]))))

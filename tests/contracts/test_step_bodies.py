@@ -81,7 +81,7 @@ async def test_a_group_and_the_log_hear_of_a_missing_body(opener, shards_config,
     await hold_for_the_log(group)
     await live(group, until=2)
     await lose_bodies(config.servers[1], exp_id, step=2)
-    with pytest.raises(BodyLost, match="town@2"):
+    with pytest.raises(BodyLost, match="messages of step 2 in mailbox 'town'"):
         await live(group, until=4)
     async with LoggedGroups(config, exp_id, tmp_path / "log") as society:
         writer = await society.writer()

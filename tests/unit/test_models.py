@@ -112,7 +112,7 @@ def test_answers_that_never_fit_are_a_named_error_and_what_they_used_is_counted(
         assert tokens(found.calls) == paid(server.counts())
         assert server.counts()["answered"] == 3
     [error] = used
-    assert str(error).startswith(f"small at {server.base_url} gave no usable answer in 3 tries: Invalid JSON")
+    assert str(error).startswith(f"model 'small' at {server.base_url} gave no usable answer in 3 tries: Invalid JSON")
     assert (error.model, error.tries, error.status, error.answer) == (
         "small", 3, 200, "I would rather not say { that",
     )  # fmt: skip

@@ -12,6 +12,7 @@ import numpy as np
 
 from ray_messaging.common.texts import short_repr
 from ray_messaging.errors import RuleError
+from ray_messaging.model.places import NOT_UNICODE
 from ray_messaging.transports.experiment_store import Fields, TableChanges
 
 logger = logging.getLogger(__name__)
@@ -372,9 +373,7 @@ def _text(text: str) -> str:
     try:
         text.encode()
     except UnicodeEncodeError as error:
-        raise RuleError(
-            f"a rule cannot keep the text {short_repr(text)}: it is not valid Unicode ({error})", rule=""
-        ) from error
+        raise RuleError(f"a rule cannot keep the text {short_repr(text)}, which {NOT_UNICODE}", rule="") from error
     return str.__str__(text)  # a str of numpy becomes a plain str
 
 

@@ -198,5 +198,6 @@ class StateWriter:
 
 def _closed() -> Closed:
     return Closed(
-        "the interceptor was closed before a change of its rules' state was written: repeat the call at its successor"
+        "the interceptor was closed before the server had stored a change of what its rules keep: make the call again "
+        "at the interceptor that runs now"
     )

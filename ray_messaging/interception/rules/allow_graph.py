@@ -166,7 +166,8 @@ def _check_public(networks: Mapping[str, object] | None, public: Iterable[str], 
     chosen = tuple([public] if isinstance(public, str) else public)
     for key in chosen:
         if key not in (networks or {}):
-            raise RuleError(f"public={key!r} is not one of the networks {sorted(networks or {})}", rule=name)
+            known = ", ".join(map(repr, networks or ())) or "none"
+            raise RuleError(f"public={key!r} is not the name of a network: networks= has {known}", rule=name)
     return chosen
 
 

@@ -20,10 +20,10 @@ def check_count(setting: str, value: object, least: int, rule: str, why: str = "
 
 
 def check_positive(setting: str, value: float, rule: str, below: float = inf) -> float:
-    """Return the value of a setting; raise RuleError unless it is a number above 0 and below `below`."""
+    """Return the value of a setting; raise RuleError unless it is a finite number above 0 and below `below`."""
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < below:
         limit = "" if below == inf else f" and below {below:,.0f}"
-        raise RuleError(f"{setting}={value!r} is invalid: give a number above 0{limit}, such as 0.5", rule=rule)
+        raise RuleError(f"{setting}={value!r} is invalid: give a finite number above 0{limit}, such as 0.5", rule=rule)
     return value
 
 

@@ -180,14 +180,21 @@ class Endpoint:
                 "interceptor runs"
             )
         if status == 404:
-            return ConfigError(f"{self.address} has no model {self.model!r}, or base_url is wrong (404): {text}")
+            return ConfigError(
+                f"{self.address} has no model {self.model!r}, or base_url is wrong (404): {text}; check model and "
+                "base_url"
+            )
         if status is not None:
             return RuntimeError(f"{self.address} answered {status}: {text}")
         if type(error).__name__ == "APIConnectionError":
             cause = self._without_key(str(error.__cause__ or error))
             parts = urlsplit(self._base_url or "https://api.openai.com")
             port = parts.port or (443 if parts.scheme == "https" else 80)
-            return ConnectionFailed(f"cannot reach {self.address}: {cause}", host=parts.hostname, port=port)
+            return ConnectionFailed(
+                f"cannot reach {self.address}: {cause}; check base_url, and that its server runs",
+                host=parts.hostname,
+                port=port,
+            )
         return RuntimeError(f"asking {self.address} failed: {type(error).__name__}: {text}")
 
     def _without_key(self, text: str) -> str:

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from ray_messaging.common.texts import short_repr
 from ray_messaging.errors import InvalidColumns
+from ray_messaging.model.places import NOT_UNICODE
 from ray_messaging.model.typed.column import NUMBERS, NumberColumn, TextColumn, TypedColumn
 from ray_messaging.model.typed.typed_table import TypedColumns
 
@@ -28,7 +29,7 @@ _DATES = (
     ". Send dates as texts (isoformat(), numpy.datetime_as_string(array)), or as numbers: array.astype('M8[us]')"
     ".astype('int64')"
 )
-_TYPES = "int8 to int64, uint8 to uint64, float32, float64, bool, strings, or vectors (n, k) of numbers"
+_TYPES = "int8 to int64, uint8 to uint64, float32, float64, bool, strings, or vectors of numbers, all of one length"
 
 
 def columns(table: object = None, /, **arrays: object) -> TypedColumns:
@@ -47,13 +48,11 @@ def columns(table: object = None, /, **arrays: object) -> TypedColumns:
     made: dict[str, TypedColumn] = {}
     for name, values in found:
         if not isinstance(name, str) or not name:
-            raise InvalidColumns(f"the name of a column must be a str, not {name!r}")
+            raise InvalidColumns(f"the name of a column must be a non-empty str, not {name!r}")
         if _broken([name]):
-            raise InvalidColumns(
-                f"the name of a column is {name!r}, which is not valid Unicode: it contains half of a character"
-            )
+            raise InvalidColumns(f"the name of a column is {name!r}, which {NOT_UNICODE}")
         if name in made:
-            raise InvalidColumns(f"two columns have the name {name!r}", column=name)
+            raise InvalidColumns(f"two columns have the name {name!r}: rename one", column=name)
         try:
             made[name] = _column(values)
         except InvalidColumns as error:
@@ -61,8 +60,8 @@ def columns(table: object = None, /, **arrays: object) -> TypedColumns:
             error.column = name
             raise
     if len({*map(len, made.values())}) > 1:
-        lengths = ", ".join(f"{len(column)} {name}" for name, column in made.items())
-        raise InvalidColumns(f"the columns differ in length: {lengths}", column=_odd_one(made))
+        lengths = ", ".join(f"{name!r} has {len(column):,}" for name, column in made.items())
+        raise InvalidColumns(f"all columns must have the same number of rows, but {lengths}", column=_odd_one(made))
     return TypedColumns(made, len(next(iter(made.values()))))
 
 
@@ -134,7 +133,9 @@ def _column(values: Any) -> TypedColumn:  # noqa: ANN401 - what a user passed
     if _is_arrow_array(values):
         return _of_arrow(values)
     if isinstance(values, str | bytes | Mapping) or not hasattr(values, "__len__"):
-        raise InvalidColumns(f"this is a {type(values).__name__}: give an array or a list with a value for each row")
+        raise InvalidColumns(
+            f"a {type(values).__name__!r} object cannot be sent: give an array or a list with a value for each row"
+        )
     given = values
     if not isinstance(values, np.ndarray | list):
         # the value is a Series, a range or a tuple
@@ -243,7 +244,9 @@ def _of_numbers(array: NDArray[Any]) -> NumberColumn:
             f"an array of {array.dtype} cannot be sent: use {_TYPES}{_DATES if array.dtype.kind in 'mM' else ''}"
         )
     if not 1 <= array.ndim <= 2 or (array.ndim == 2 and not array.shape[1]):
-        raise InvalidColumns(f"its shape is {array.shape}: use (n,), or (n, k) for vectors of k numbers")
+        raise InvalidColumns(
+            f"an array of the shape {array.shape} cannot be sent: use (n,), or (n, k) for vectors of k numbers"
+        )
     # The array is copied, because the caller may change its own before it is sent. Rules get the same copy that is
     # sent.
     values = np.array(array, NUMBERS[array.dtype.name], order="C")
@@ -305,7 +308,7 @@ def _whole(row: int, text: str) -> str:
     try:
         text.encode()
     except UnicodeEncodeError as error:
-        raise InvalidColumns(f"row {row} has {text!r}, which is not valid text ({error.reason})", row=row) from error
+        raise InvalidColumns(f"row {row} has {short_repr(text)}, which {NOT_UNICODE}", row=row) from error
     return text
 
 
@@ -340,7 +343,8 @@ def _of_arrow(values: Any) -> TypedColumn:  # noqa: ANN401 - pyarrow.Array or Ch
             row=row,
         )
     if not (pa.types.is_primitive(flat.type) and str(flat.type) in _ARROW):
-        raise InvalidColumns(f"a column of type {kind} cannot be sent: use {_TYPES}")
+        dates = _DATES if pa.types.is_temporal(kind) else ""
+        raise InvalidColumns(f"a column of type {kind} cannot be sent: use {_TYPES}{dates}")
     array = flat.to_numpy(zero_copy_only=False)
     # An Arrow array may use the memory of a numpy array, which the caller may change, so this is copied, too.
     return _of_numbers(array.reshape(-1, width) if width else array)

@@ -91,6 +91,22 @@ _ANSWERS = (ResponseError, BusyLoadingError)  # errors that the server replied, 
 _FULL = ("MISCONF", "NOREPLICAS")
 
 
+# What to do about errors that pass, by signs in the error's type and text: redis-py cuts codes such as LOADING off.
+_WAITS = {
+    ("BusyLoading",): "wait until the server has loaded its data",
+    ("ReadOnly",): "it is a replica: give the address of the primary",
+    ("AskError", "TryAgain", "ASK ", "TRYAGAIN "): "its cluster is moving keys between nodes: wait until that ends",
+    ("ClusterDown", "ClusterLost", "MasterDown", "MASTERDOWN "): "check that all nodes of its cluster run",
+    ("BUSY ",): "a client's script blocks it: find that client",
+}
+
+
+def _remedy_of_wait(error: Exception) -> str:
+    text = f"{type(error).__name__} {error}"
+    found = (remedy for signs, remedy in _WAITS.items() if any(sign in text for sign in signs))
+    return next(found, "look at its log, its disk and its replicas")
+
+
 def _stores_nothing(error: Exception) -> bool:
     """Return whether an error says that the server answers but cannot store: it is full, or has too few replicas."""
     return isinstance(error, OutOfMemoryError | TooFewReplicasError) or str(error).startswith(_FULL)
@@ -321,7 +337,10 @@ class RedisLink:
     def _check_open(self) -> None:
         """Raise Closed if this link is closed, because a late call would open a connection that nobody closes."""
         if self._closed:
-            raise Closed(f"the connection to the server at {self.where} is closed", unsent=True)
+            raise Closed(
+                f"the connection to the server at {self.where} is closed: open the messager or the experiment again",
+                unsent=True,
+            )
 
     def _check_primary(self, info: Info) -> None:
         if is_replica(info):
@@ -349,8 +368,7 @@ class RedisLink:
             )
         if isinstance(error, _ANSWERS):
             return ConnectionFailed(
-                f"the server at {self.where} answers, but accepts no writes now: {error}; look at its log, its disk "
-                "and its replicas",
+                f"the server at {self.where} answers, but accepts no writes now: {error}; {_remedy_of_wait(error)}",
                 **facts,
             )
         if isinstance(error, (*_PASSING, RedisError)):
@@ -412,8 +430,16 @@ class RedisLink:
         if isinstance(error, NoPermissionError) or any(sign in str(error) for sign in _NO_RIGHT):
             right = right_of(error)
             which = "a right" if right is None else f"the right {right}"
-            more = ", ray-messaging doctor or ACL LOG on the server name this" if right is None else ""
-            return f"its user lacks {which}: docs/security.md lists the rights we need{more}"
+            more = (
+                "; the command `ray-messaging doctor`, or ACL LOG on the server, names the missing one"
+                if right is None
+                else ""
+            )
+            return f"its user lacks {which}: docs/security.md lists the rights that ray_messaging needs{more}"
+        if "WRONGTYPE" in str(error):
+            return (
+                "another program has written a key of this experiment: give each program an exp_id or a db of its own"
+            )
         return f"check user name, password, db (now {self.config.db}), and the user's rights"
 
     def _facts(self) -> dict[str, Any]:

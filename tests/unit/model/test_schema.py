@@ -152,11 +152,17 @@ class Row(msgspec.Struct, array_like=True):
         (Row, "does not describe JSON objects"),
         (object(), "has no JSON Schema"),
         (Chain, "contains itself"),
-        ({"type": "object", "not": {}}, "'not', which senders cannot check"),
+        ({"type": "object", "not": {}}, "^the schema has 'not', which senders cannot check"),
         ({"type": "object", "properties": {"a": {"$ref": "http://elsewhere"}}}, "does not define"),
         ({"type": "object", "properties": {"a": {"enum": [1.5]}}}, "senders can check only strs, ints and None"),
-        ({"type": "object", "properties": {"a": {"type": "date"}}}, "cannot check this schema"),
-        ({"type": "object", "properties": {"a": False}}, "senders cannot check"),
+        (
+            {"type": "object", "properties": {"a": {"type": "date"}}},
+            "the schema of field 'a' has the type 'date': write one of JSON's types",
+        ),
+        (
+            {"type": "object", "properties": {"a": False}},
+            "the schema of field 'a' is False, which senders cannot check",
+        ),
     ],
 )
 def test_a_type_that_senders_cannot_check_is_refused(kind, text):

@@ -114,7 +114,7 @@ def test_a_json_array_is_named_with_the_remedy(write, blame, name, content):
     assert line == 1
     assert (
         "a JSON array, but a trace has one object per line: convert it, "
-        f"for example by `jq -c '.[]' {name} > export.jsonl`"
+        f"for example by `zcat -f {name} | jq -c '.[]' > export-lines.jsonl`"
     ) in found
 
 

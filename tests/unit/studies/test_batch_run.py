@@ -246,8 +246,8 @@ def test_odd_texts_and_errors_are_errors_of_their_run(here, tmp_path):
     said = [
         "ValueError: half of an emoji: \\ud83d (",
         "OddError: its text is unknown, because str() of it raised RuntimeError (",
-        "ConfigError: the outcome 'a' is '\\ud83d': it must be a number, a bool, a valid str",
-        "ConfigError: the outcome '\\ud83d' is 1",
+        "ConfigError: the outcome 'a' is '\\ud83d': it must be a number, a bool, a str of valid Unicode or None",
+        "ConfigError: the name of an outcome is '\\ud83d': it must be a str of valid Unicode",
     ]
     assert [error.startswith(text) for error, text in zip(table["error"], said, strict=False)] == [True] * 4
     assert (table["a"][4], table["error"].isna()[4]) == ("\U0001f600", True)
@@ -329,7 +329,7 @@ def test_another_study_is_told(here, tmp_path):
     for changed, said in (
         ({"seed": 4}, "another study: its seed is 3, and here 4"),
         ({"parameters": {"chance": [0.5, 1], "row": [1]}}, "the parameter 'row'"),
-        ({"outcomes": Mean("knows")}, "another study: its counts|another study: its options"),
+        ({"outcomes": Mean("knows")}, "another study: its counts|another study: its option 'collect'"),
         ({"agents": 5}, "agents= differs from that"),
         ({"rules": [rules.MaxLength(5)]}, "rules= (uses, )?differs from that"),
         ({"until": 4}, "until= differs from that"),
@@ -660,11 +660,11 @@ def test_a_study_measures_chosen_agents(here, tmp_path):
     study = sweep(tmp_path / "a", outcomes=outcomes)
     assert study.to_pandas()["first"].tolist() == [1, 1]
     assert sweep(tmp_path / "a", outcomes=outcomes).to_pandas().equals(study.to_pandas())
-    with pytest.raises(ConfigError, match="another study: its options"):
+    with pytest.raises(ConfigError, match="another study: its option 'collect'"):
         sweep(tmp_path / "a", outcomes=[Mean("knows"), Of([1], Mean("first", of="knows"))])
     rows = sweep(tmp_path / "b", collect=Of([0, 3], lambda me: {"heard": me.state["knows"]}))
     assert {*rows.series.agent} == {0, 3}
-    with pytest.raises(ConfigError, match="another study: its options"):
+    with pytest.raises(ConfigError, match="another study: its option 'collect'"):
         sweep(tmp_path / "b", collect=Of([0], lambda me: {"heard": me.state["knows"]}))
     gone = sweep(tmp_path / "c", outcomes=Of([3, "boss"], Mean("first", of="knows")))
     assert gone.to_pandas().error.str.contains("names 'boss': no agents").all()

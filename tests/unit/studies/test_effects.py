@@ -98,7 +98,7 @@ def test_what_cannot_be_compared_is_told(tmp_path):
     study = written_study(tmp_path / "s", rows, 2, lambda run: {"a": "x"})
     for call, said in (
         (lambda: study.effects({}), "base={} must be a dict"),
-        (lambda: study.effects({"rool": 1}), "base= has 'rool', not a parameter: the study has 'rule', 'n'"),
+        (lambda: study.effects({"rool": 1}), "base= has 'rool', which is not a parameter: the study has 'rule', 'n'"),
         (lambda: study.effects({"rule": "cap"}), "no run has rule='cap': the study has 'none', 'mask'"),
         (lambda: study.effects({"rule": "none"}), "no run has"),
         (lambda: study.effects({"rule": "none", "n": 1}, outcomes="b"), "no run has the outcome 'b'"),
@@ -168,7 +168,7 @@ def test_a_study_without_logs_says_how_to_keep_them(tmp_path, monkeypatch):
         batch_run(
             chatter, {"limit": ["none", "one"], "loud": [0]}, vary_from=2, before={"limit": "one"}, logs=True, **asked
         )
-    with pytest.raises(ConfigError, match=r"another study: its options is .*'logs': True"):
+    with pytest.raises(ConfigError, match=r"another study: its option 'logs' is None, and here True"):
         batch_run(chatter, {"limit": ["none", "one"], "loud": [0]}, logs=True, **asked)
 
 
@@ -201,5 +201,5 @@ def test_a_damaged_bit_of_a_study_is_not_another_outcome(tmp_path):
     chunk = pq.read_metadata(path).row_group(0).column(pq.read_schema(path).get_field_index("sick"))
     data[chunk.dictionary_page_offset + chunk.total_compressed_size - 1] ^= 1
     path.write_bytes(data)
-    with pytest.raises(LogError, match=r"runs-00000000.parquet .* cannot be read"):
+    with pytest.raises(LogError, match=r"'runs-00000000.parquet' .* cannot be read"):
         Study(folder).summary()

@@ -272,8 +272,8 @@ def test_a_beginning_whose_worker_dies_is_run_again(tmp_path, monkeypatch):
         ({"vary_from": 0, "before": {"chance": 0.5}}, r"vary_from=0 must be the step, at least 1"),
         ({"vary_from": True, "before": {"chance": 0.5}}, r"vary_from=True must"),
         ({"before": {"chance": 0.5}}, r"vary_from=None must"),
-        ({"vary_from": FROM}, r"before=None must be a dict of parameters"),
-        ({"vary_from": FROM, "before": {}}, r"before=.* must be a dict of parameters"),
+        ({"vary_from": FROM}, r"before=None must be a dict of at least one parameter"),
+        ({"vary_from": FROM, "before": {}}, r"before=.* must be a dict of at least one parameter"),
         (
             {"vary_from": FROM, "before": {"luck": 0.5}},
             r"before= has 'luck', which is not a parameter: parameters= has 'chance'",
@@ -310,7 +310,7 @@ def test_a_row_that_ends_too_early_and_another_folder_are_told(tmp_path):
     errors = study.to_pandas().set_index("chance").error
     assert errors[0.1].str.contains("until=4 must be above vary_from=5").all()
     assert errors[0.9].isna().all()
-    with pytest.raises(ConfigError, match="its options is"):
+    with pytest.raises(ConfigError, match="another study: its option 'before' is"):
         sweep(tmp_path / "a", person, {"chance": [0.1, 0.9]}, until=lambda chance: 4 if chance < 0.5 else 9)
     assert len(Study(tmp_path / "a")) == 4
 

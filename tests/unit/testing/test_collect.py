@@ -130,8 +130,8 @@ def test_a_value_that_comes_later_was_zero_before():
 @pytest.mark.parametrize(
     ("model", "collect", "error", "text"),
     [
-        (person, lambda me: {"x": 1} if me.step == 0 else {"x": "one"}, ConfigError, r"step 1 .* x \(text\)"),
-        (person, lambda me: {"x": 1} if me.step == 0 else {"y": 1}, ConfigError, r"step 1 .* y \(number\)"),
+        (person, lambda me: {"x": 1} if me.step == 0 else {"x": "one"}, ConfigError, r"step 1 .* 'x' \(text\)"),
+        (person, lambda me: {"x": 1} if me.step == 0 else {"y": 1}, ConfigError, r"step 1 .* 'y' \(number\)"),
         (person, lambda me: {"x": 1} if me.id < 7 else {"y": 1}, StepFailed, "agent 7 .*the same keys"),
         (person, lambda me: {"x": None}, StepFailed, "agent 0 .*NoneType"),
         (person, lambda me: {"x": 2**60}, StepFailed, r"up to 2\*\*53"),
@@ -151,9 +151,9 @@ def test_a_value_that_comes_later_was_zero_before():
         (person, 5, ConfigError, "collect=5 must be"),
         (person, [], ConfigError, r"collect=\[\] must be"),
         (person, [Mean("mood"), "side"], ConfigError, "must be a function"),
-        (person, Mean(""), ConfigError, "must be a str"),
+        (person, Mean(""), ConfigError, "must be a non-empty str"),
         (person, Mean("a=b"), ConfigError, "without '='"),
-        (person, Count("step"), ConfigError, "not one of step"),
+        (person, Count("step"), ConfigError, "none of 'step', 'agent', 'agent_name'"),
         (person, [Mean("mood"), Count("mood")], ConfigError, "have the same name"),
         (person, Gini("mood"), StepFailed, "needs numbers of at least 0"),
         (person, Sum("side"), StepFailed, r"Count\('side'\)"),

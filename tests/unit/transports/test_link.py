@@ -69,6 +69,24 @@ async def test_a_temporary_error_is_awaited_and_beyond_the_timeout_no_refusal(li
 
 
 @pytest.mark.parametrize("make", [reply_error, by_redis_py])
+@pytest.mark.parametrize(
+    ("sign", "remedy"),
+    [
+        ("BUSY", "a client's script blocks it: find that client"),
+        ("LOADING", "wait until the server has loaded its data"),
+        ("READONLY", "it is a replica: give the address of the primary"),
+        ("CLUSTERDOWN", "check that all nodes of its cluster run"),
+        ("MASTERDOWN", "check that all nodes of its cluster run"),
+        ("TRYAGAIN", "its cluster is moving keys between nodes: wait until that ends"),
+        ("MISCONF", "look at its log, its disk and its replicas"),
+    ],
+)
+async def test_a_server_that_waits_gets_the_remedy_for_its_own_cause(link, make, sign, remedy):
+    text = next(text for text in PASSING if text.startswith(sign))
+    assert str(link.translated(make(text))).endswith(f"; {remedy}")
+
+
+@pytest.mark.parametrize("make", [reply_error, by_redis_py])
 @pytest.mark.parametrize("text", REFUSED, ids=lambda text: text.split()[0])
 async def test_permanent_errors_raise_at_once(link, make, text):
     attempt = AsyncMock(side_effect=make(text))

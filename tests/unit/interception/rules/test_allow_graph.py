@@ -99,7 +99,7 @@ def test_reasons():
         (
             None,
             {"networks": {"team": [1]}, "public": ["square"]},
-            r"public='square' is not one of the networks \['team'\]",
+            r"public='square' is not the name of a network: networks= has 'team'",
         ),
         ([(1, 2)], {"public": ["square"]}, "'square'"),
     ],

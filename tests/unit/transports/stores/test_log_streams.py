@@ -108,7 +108,7 @@ async def test_registering_the_log_makes_senders_reload_once_and_fences_earlier_
     assert (await transport.load_directory(-1)).version == delta.version
     marks = {stream: LogMark("1-1", 1, 1)}
     for call in (transport.log.note_written(first, marks, []), transport.log.unregister(first)):
-        with pytest.raises(Fenced, match=r"a newer writer .* lost its data .*open the log again") as caught:
+        with pytest.raises(Fenced, match=r"a newer writer .* lost its data: .*open the log again") as caught:
             await call
         assert (caught.value.name, caught.value.epoch) == (LOG, first)
     assert (await transport.load_directory(-1)).logged
