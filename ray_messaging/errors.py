@@ -291,7 +291,7 @@ class StepFailed(MessagingError, RuntimeError):
 
 
 class AudienceTooLarge(MessagingError, ValueError):
-    """The positions of an audience make more pairs than `limit`, the most that the audience may have.
+    """An audience of positions has more pairs of sender and hearer than `limit`, the most that it may have.
 
     `pairs` is the number of pairs. If there are many positions, the number is an estimate, and the error's text says
     "about".
