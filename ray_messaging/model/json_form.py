@@ -40,6 +40,12 @@ _MANY = 2**14  # from this size in bytes on, numpy is faster
 _PREFIX = "this payload cannot become JSON: "
 
 
+class ReadMessages:
+    """Base of the inboxes of agents, which a payload must not contain."""
+
+    __slots__ = ()
+
+
 def is_plain(payload: Any) -> bool:  # noqa: ANN401 - a dict, or the parts of an object
     """Return whether a payload consists only of JSON's own types. NaN and the infinities are not looked for."""
     for key, value in payload.items():
@@ -131,6 +137,11 @@ def _form(value: Any, place: Place) -> Any:  # noqa: ANN401 - any part of a payl
         return float(value)
     if isinstance(value, dict):
         return _dict_form(value, place)
+    if isinstance(value, ReadMessages):  # an empty one is a tuple, and would become []
+        raise InvalidPayload(
+            f"{_PREFIX}{shown(place)} is an inbox: send the payloads of its messages, as in "
+            "[message.payload for message in inbox]"
+        )
     if isinstance(value, list | tuple | set | frozenset | np.ndarray | np.generic):
         return _many_form(value, place)
     if isinstance(value, Msg):

@@ -23,6 +23,7 @@ from ray_messaging.messages import Messages, Slice, decoded_messages
 from ray_messaging.model.agent_sets import NO_AGENTS
 from ray_messaging.model.batch import Batch
 from ray_messaging.model.joining import joined_ids
+from ray_messaging.model.json_form import ReadMessages
 from ray_messaging.receiving.ack_ranges import Acked, slices_of
 from ray_messaging.steps.agent_places import AgentPlaces
 from ray_messaging.steps.canonical_order import joined_in_order
@@ -221,7 +222,7 @@ class _DecodedRows:
         return found
 
 
-class _Inbox:
+class _Inbox(ReadMessages):
     """The messages of one agent in a step. All uses but `len` and a loop build a `Messages` of them."""
 
     __slots__ = ()

@@ -72,7 +72,7 @@ START = -1  # the number of the step for the random numbers of the `start` funct
 class Agent:
     """One agent of a model in one step: what the agent knows, and what it can do.
 
-    `state` is the agent's own dict. The dict is stored when the step ends, and the next step begins with equal values.
+    `state` is the agent's own dict. The dict is kept when the step ends, and the next step begins with equal values.
     `data` is the agent's row of the DataFrame that was passed to `run` as `agents`, `shared` is the object that was
     passed to `run`, and `neighbours` are the agents to which this agent has an edge in the graph. `kind` is the agent's
     kind, such as "trader", if the run has several kinds of agents, each with its model.

@@ -484,3 +484,15 @@ def test_a_value_that_no_run_keeps_is_refused_in_a_run_that_stores_none_too():
             run(model, agents=5, until=3, progress=False)
         assert (caught.value.agent, caught.value.step) == (2, 1)
         assert "me.state" in str(caught.value)
+
+
+@pytest.mark.parametrize("step", [0, 1])
+def test_an_inbox_in_a_payload_is_refused_with_and_without_messages(step):
+    def model(me, inbox):
+        assert len(inbox) == me.step
+        if me.step == step:
+            me.send(me.id, {"heard": [inbox]})
+        me.send(me.id, {})
+
+    with pytest.raises(StepFailed, match=r'payload\["heard"\]\[0\] is an inbox: send .*message\.payload'):
+        run(model, agents=2, until=2, progress=False)

@@ -449,6 +449,15 @@ async def test_a_state_that_cannot_be_kept_is_named_among_many():
     assert caught.value.agent == BLOCK + 5
 
 
+async def test_a_society_that_stores_no_states_gives_them_to_no_step_and_cannot_begin_again():
+    society, step = AgentLoop("east", lambda me, inbox: me.state.update(n=me.step), stores_states=False), open_step()
+    await society.run(step)
+    assert step.state is None
+    assert {state["n"] for state in society.states.values()} == {step.number}
+    with pytest.raises(StepFailed, match=f"in step {step.number}.*does not store its states: begin the run anew"):
+        await society.run(open_step())
+
+
 def gathered(*states):
     """Return the state of group a, agents 0 and 1, after agents 2 and 3 have come to it from group b."""
     parts = zip((AgentSet.of([0, 1]), AgentSet.of([2, 3])), states, strict=True)
