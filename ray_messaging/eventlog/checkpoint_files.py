@@ -54,7 +54,7 @@ def read_checkpoint(folder: Folder, step: int) -> Iterator[CopiedKey]:
     try:
         table = pq.read_table(pa.BufferReader(data), page_checksum_verification=True)
         if table.schema.metadata.get(_STEP) != b"%d" % step:
-            raise ValueError(f"its metadata do not say that it belongs to step {step}")  # noqa: TRY301 - one way out
+            raise ValueError(f"its metadata do not say that it belongs to step {step}")  # noqa: TRY301 - reported below
     except (OSError, pa.ArrowInvalid, ValueError, AttributeError) as error:
         where = f"{folder.where}/{name}"
         raise LogError(

@@ -341,7 +341,7 @@ def _is_in(column: pc.Expression, values: list[Any]) -> pc.Expression:
     return column == values[0] if len(values) == 1 else column.isin(values)
 
 
-def _within(column: pc.Expression, low: Any, high: Any) -> Iterable[pc.Expression]:  # noqa: ANN401 - values
+def _within(column: pc.Expression, low: Any, high: Any) -> Iterable[pc.Expression]:  # noqa: ANN401 - values of the column
     if low is not None:
         yield column >= low
     if high is not None:
