@@ -66,7 +66,7 @@ class WholeCluster:
         self._next: Task | None = None
 
     def __enter__(self) -> Self:
-        self._session = hold_ray()  # the runs use one Ray
+        self._session = hold_ray()  # otherwise each run would start and stop Ray
         return self
 
     def __exit__(self, *_error: object) -> None:

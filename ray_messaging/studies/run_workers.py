@@ -113,7 +113,7 @@ def _neighbours_in(template: bytes) -> "Neighbours":
     """Return each agent's neighbours in the graph of a study, which are computed once for all runs of this process."""
     from ray_messaging.cluster.run.run_plan import neighbours_in  # noqa: PLC0415 - imports what only workers need
 
-    return neighbours_in(pickle.loads(template).given["graph"])  # noqa: S301 - as above
+    return neighbours_in(pickle.loads(template).given["graph"])  # noqa: S301 - made by `packed`
 
 
 def workers_for(

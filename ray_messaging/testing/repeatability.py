@@ -94,7 +94,7 @@ def _elsewhere(trial: Trial, packed: bytes, answers: TrialCalls) -> list[Attempt
         raise MessagingError(
             f"the process that runs the model again ended with exit code {done.returncode}: see its stderr"
         )
-    found = pickle.loads(done.stdout)  # noqa: S301 - of our own process
+    found = pickle.loads(done.stdout)  # noqa: S301 - written by our own process
     if isinstance(found, StepFailed):
         raise _failed(found, *_ELSEWHERE)
     steps: list[Attempt] = found
