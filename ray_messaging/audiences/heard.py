@@ -206,7 +206,7 @@ class Heard:
 def _by_sender(ids: IdColumn) -> NDArray[np.intp] | None:
     """Return the order of rows by sender; or None if the rows have this order, or if not all senders are ints.
 
-    In this order, the rows of similar senders are near each other in memory, so that pairs are looked up faster.
+    In this order, rows whose senders have near ids are near each other in memory, so that pairs are looked up faster.
     """
     if ids.kinds is not None or bool((ids.values[1:] >= ids.values[:-1]).all()):
         return None

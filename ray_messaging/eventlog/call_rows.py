@@ -177,7 +177,7 @@ def calls_of(
 
 
 def _rows_of(folder: Folder, files: Sequence[str], steps: Set[int], *more: pa.Table) -> Iterator[dict[str, Any]]:
-    """Yield all calls with `me.remember` of some steps as dicts, from some files and from more tables.
+    """Yield all calls with `me.remember` of some steps as dicts, from files and from the tables `more`.
 
     The `agent` of a dict is an int or a str.
     """

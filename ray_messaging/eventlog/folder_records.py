@@ -148,7 +148,7 @@ def note_model(folder: "Folder", model: dict[str, Any], groups: dict[str, int]) 
 def note_end(
     folder: "Folder", run: str, groups: dict[str, int], *, killed: bool = False, rows: int | None = None
 ) -> None:
-    """Add the end of a run's start, the groups that took part, and the log's number of rows to the run's record.
+    """Record that a start of the run has ended, which groups it had, and the number of rows in the log.
 
     If there is no record, do nothing.
 

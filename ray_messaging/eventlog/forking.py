@@ -37,7 +37,7 @@ from ray_messaging.transports.step_values import CollectedKind
 def checkpoint_before(parent: Folder, at_step: int | None) -> int:
     """Return the last step before `at_step` that has a checkpoint, or the last that has one if `at_step` is None.
 
-    Raises: ConfigError if there is no such step.
+    Raises: ConfigError if there is no such step, or if the run does not have the steps before `at_step`.
     """
     segments = parent.segments()
     logged = max((segment.steps.handled for segment in segments if segment.steps is not None), default=-1)
@@ -202,7 +202,7 @@ def _rows_of_one_hearer(log: EventLog, broadcasts: Sequence[Sequence[LogRow]]) -
     wanted = [(POSITION.name, "list"), (POSITION.name, "count"), ("ordinal", "count")]
     hearers = pairs.group_by(["broadcast", "to_id"], use_threads=False).aggregate(wanted)
     of = hearers["to_id"].combine_chunks().dictionary_encode("encode").indices.to_numpy()
-    # For each of these rows: how many rows with an ordinal its hearer has, in all sets of equal broadcasts together.
+    # For each row of `hearers`: how many rows of the log with an ordinal its hearer has, in all sets together.
     placed = np.bincount(of, hearers["ordinal_count"].to_numpy())[of]
     hearers = hearers.append_column("placed", pa.array(placed))
     best = [(name, "descending") for name in ("position_count", "ordinal_count", "placed")]

@@ -54,8 +54,7 @@ POSITION = pa.field("position", pa.int64(), nullable=False)
 
 _TYPED = "payload."  # names of typed columns begin with this, or with `_OF_TYPE` and a type
 _OF_TYPE = "payload["
-# Tables and files with typed payloads have metadata. Under this key, the metadata have the text with which the channels
-# begin.
+# Under this key, the metadata of tables and files with typed payloads have the text with which channels begin.
 _HEAD = b"channel_head"
 
 _NAME = pa.dictionary(pa.int32(), pa.string())

@@ -55,7 +55,7 @@ def carry_out(
     server: LocalServer | None = None,
     neighbours: Callable[[], Neighbours] | None = None,
 ) -> EndedRun:
-    """Carry out a task, and return the result.
+    """Carry out a task, which is a run or some of its steps, and return the result.
 
     An error of the model, or of another user's function, is part of the result.
 

@@ -216,7 +216,10 @@ class ProcessWorkers:
             return
 
     def wait(self, timeout: float) -> list[WorkerAnswer]:
-        """Wait until some runs have ended, or until the timeout; raise MessagingError if workers cannot start."""
+        """Wait until some runs have ended, or until the timeout; return the answers of their workers.
+
+        Raises: MessagingError if workers cannot start.
+        """
         found = []
         for pipe in wait([*self._busy], timeout):
             assert isinstance(pipe, Connection)

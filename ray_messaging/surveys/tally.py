@@ -121,7 +121,7 @@ class Tally:
         return np.flatnonzero((self.states == OPEN) | (self.states == INVALID))
 
     def of_state(self, state: int) -> list[AgentId]:
-        """Return the agents that are in the state `state`, such as OPEN."""
+        """Return the agents that are in the state `state`, such as ANSWERED."""
         return self.named(np.flatnonzero(self.states == state))
 
     @property

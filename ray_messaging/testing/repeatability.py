@@ -118,7 +118,10 @@ def _packed(objects: tuple[Any, ...]) -> bytes:
 
 
 def _compare(mine: Sequence[Attempt], theirs: Sequence[Attempt], when: str, hint: str) -> None:
-    """Raise NotRepeatable for the first difference between two runs, if there is one."""
+    """Raise NotRepeatable for the first difference between two runs, if there is one.
+
+    Args: for the error, `when` says what was different about the second run, and `hint` what to do.
+    """
     for step, (one, other) in enumerate(zip(mine, theirs, strict=True)):
         for agent, deeds in one.items():
             if deeds != other[agent]:

@@ -113,9 +113,9 @@ def _messages(part: pa.Table) -> NDArray[np.uint64]:
 def _records(part: pa.Table) -> tuple[NDArray[Any], NDArray[Any], NDArray[np.int64]]:
     """Return, for some rows: records of their sends, records of where they were read, and counts of hearers.
 
-    A row was read from a mailbox, an entry of its stream, and a row in this entry; a flag says whether the entry was a
-    log note (which says what rules did with messages). The counts say, by fate, how many hearers the rows represent
-    beyond one per row.
+    A row was read at a place: its mailbox, the entry of the mailbox's stream, the number of the row in the entry, and
+    whether the entry was a log note (which says what rules did with messages). A row of a broadcast with n hearers
+    stands for n sends. The counts have, by fate, the sum of n - 1 over these rows.
     """
     part = part.combine_chunks()
     messages, mailboxes, entries = _messages(part), hashes(part["mailbox"]), hashes(part["entry"])

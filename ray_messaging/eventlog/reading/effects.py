@@ -37,7 +37,7 @@ class Effects:
 
     Step `first` is the step in which the message was read.
 
-    If the log has fewer steps than wanted, `end` is the step after the log's last one.
+    If the log has fewer steps than were asked for, `end` is the step after the log's last one.
 
     `agents` is a table with the columns `step` and `agent`. The table has each agent once, with the first step in which
     the agent could have been influenced.

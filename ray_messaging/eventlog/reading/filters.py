@@ -160,7 +160,7 @@ def check_span(name: str, value: range | slice) -> tuple[int, int]:
 def parse_steps(text: str, named: str, field: str) -> int | slice:
     """Return the step or the range of steps that a text such as `5` or `5:10` means.
 
-    Args: For errors, `named` is how the user knows the field.
+    Args: For errors, `field` is the field of the query, and `named` the name by which the user knows it.
     Raises: InvalidQuery if the text cannot be read.
     """
     try:

@@ -40,9 +40,9 @@ class Hearers(NamedTuple):
     """The agents of one mailbox that hear each row of some broadcasts.
 
     `agents` is the digest of the set of all agents of the mailbox, and `pairs` has the number of hearers of each row.
-    The audience names the agents of the mailbox to which a sender's broadcasts go. If all of them hear a row, it is not
-    in `kept`. If rules blocked the row for some of them, `kept[row]` has the indices of the others in the list of these
-    agents, as bytes.
+    The audience names the agents of the mailbox that hear a sender. If all of them hear a row, the row is not in
+    `kept`. If only some of them hear it, because of rules, `kept[row]` has the indices of these in the list of all that
+    the audience names, as bytes (see `encode_kept`).
     """
 
     agents: str
