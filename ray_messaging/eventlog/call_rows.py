@@ -234,7 +234,7 @@ def _cost_of(used: CallUsage) -> Decimal | None:
 
 
 def summed_calls(calls: pa.Table, by: Sequence[str]) -> pa.Table:
-    """Return, for each value of the columns `by`, the number of calls in a table, and what these calls have used.
+    """Return, for each value of the columns `by`, the number of calls, and their tokens, costs, seconds and tries.
 
     Raises: InvalidQuery if `by` is empty, or names a column that is not in SUMMED_BY.
     """

@@ -152,6 +152,9 @@ def note_end(
 
     If there is no record, do nothing.
 
+    Args: `run` is the id of the start. With `killed`, record that the start was killed. `rows` is None if the number of
+    rows is not known.
+
     Raises: OSError if the record cannot be written, LogError if the present one is damaged.
     """
     if (before := read_run(folder)) is not None:
