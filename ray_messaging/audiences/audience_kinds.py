@@ -1,4 +1,4 @@
-"""The kinds of audiences, and the versions of each audience in the directory, the list of all mailboxes.
+"""The kinds of audiences, and the versions of each audience, which are in the server's list of all mailboxes.
 
 To add a kind: name it in `AudienceKind`, build its pairs in `building.py`, take its arguments in
 `cluster/handles/audience.py`.

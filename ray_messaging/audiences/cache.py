@@ -17,7 +17,7 @@ from ray_messaging.model.batch import Batch
 from ray_messaging.model.columns import IdColumn
 from ray_messaging.model.extension import AudiencePairs
 
-EVERYBODY = AudiencePairs("*", 0)  # the audience of all agents of the experiment that are in the directory
+EVERYBODY = AudiencePairs("*", 0)  # the audience of all agents that are in the server's list of mailboxes
 _KEPT = 32  # the most sets of pairs that are kept: whole versions, and versions restricted to some hearers
 
 

@@ -102,7 +102,8 @@ def fold(
     first = np.flatnonzero(begins)
     made = pairs.take(rows[first])
     made.to_ids = nobody(made.rows)
-    # The places of a broadcast's pairs come after the places of all pairs of the rows before it.
+    # `Fold` numbers the pairs of all rows of the result together: the numbers of a row's pairs follow those of the row
+    # before it.
     low = np.searchsorted(numbers[there], numbers[rows[first]])
     high = np.searchsorted(numbers[there], numbers[rows[first]], side="right")
     starts = np.cumsum(high - low) - (high - low)

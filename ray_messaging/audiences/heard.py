@@ -166,7 +166,7 @@ class Heard:
         """
         hearers = np.repeat(np.arange(chunk.high - chunk.low), np.diff(chunk.offsets))
         kinds = 0 if self._from_ids.kinds is None else self._from_ids.kinds
-        senders = (self._from_ids.values * 3 + kinds)[chunk.rows]  # a number for each sender
+        senders = (self._from_ids.values * 3 + kinds)[chunk.rows]  # equal numbers for equal senders
         first = (np.diff(hearers, prepend=-1) | np.diff(senders, prepend=-1)) != 0
         begins = np.flatnonzero(first)
         by_sender = np.zeros(len(begins), values.dtype)
@@ -187,7 +187,7 @@ class Heard:
     # -- pairs that rules have blocked ----------------------------------------------------------------------------
 
     def _rest(self) -> Iterator[HeardRows]:
-        """Yield what hearers hear in spite of the rules, for each hearer that rules have kept from some broadcast."""
+        """Yield, for each hearer for whom a rule has blocked a broadcast, the broadcasts that it still hears."""
         if len(self._affected):
             for chunk in self._hearing.chunks(self._affected):
                 yield self._without_removed(chunk, self._affected[chunk.low : chunk.high])
@@ -206,7 +206,7 @@ class Heard:
 def _by_sender(ids: IdColumn) -> NDArray[np.intp] | None:
     """Return the order of rows by sender; or None if the rows have this order, or if not all senders are ints.
 
-    In this order, the rows of similar senders are near each other in memory, so that pairs are looked up faster.
+    In this order, rows whose senders have near ids are near each other in memory, so that pairs are looked up faster.
     """
     if ids.kinds is not None or bool((ids.values[1:] >= ids.values[:-1]).all()):
         return None

@@ -34,7 +34,7 @@ def _texts(flag: str, metavar: str, text: str) -> Any:  # noqa: ANN401 - a type 
     return Annotated[list[str] | None, typer.Option(flag, metavar=metavar, help=text)]
 
 
-def _text(flag: str, metavar: str, text: str) -> Any:  # noqa: ANN401 - as above
+def _text(flag: str, metavar: str, text: str) -> Any:  # noqa: ANN401 - a type with an option
     return Annotated[str | None, typer.Option(flag, metavar=metavar, help=text)]
 
 

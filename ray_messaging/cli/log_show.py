@@ -86,7 +86,7 @@ def _show_busiest(console: Console, stats: dict[str, Any]) -> None:
 def _show_traffic(console: Console, stats: dict[str, Any]) -> None:
     traffic = stats["traffic"]
     bins = len(next(iter(traffic["fates"].values())))
-    merged = -(-bins // max(1, min(_LINE, console.width - _BESIDE_LINE)))  # the number of bins in one column
+    merged = -(-bins // max(1, min(_LINE, console.width - _BESIDE_LINE)))  # the number of bins per column
     span = span_in_words(round(traffic["width_s"] * merged, 3))
     title = f"\nTraffic from {utc_time(traffic['start'])} on; a column is {'a ' * span.isalpha()}{span}"
     names = ("fate", "most", "rows by time")

@@ -31,7 +31,7 @@ def mcp(folders: Folders, control: Control = False, model: Model = None) -> None
     check_extra()
     if model is not None and not control:
         raise ConfigError("--model is used only for forks: pass --control, too, or leave out --model")
-    from ray_messaging.inspector.mcp_server import RunAnswers, RunControl, mcp_server  # noqa: PLC0415 - of the extra
+    from ray_messaging.inspector.mcp_server import RunAnswers, RunControl, mcp_server  # noqa: PLC0415 - needs the extra `mcp`
 
     runs = RunFolders(folders)
     steering = RunControl(runs, join, model) if control else None

@@ -19,7 +19,7 @@ _CHANGED = "#CC79A7"  # the colour of messages that a rule has rewritten
 
 
 def step_chart(log: EventLog) -> str:
-    """Return a chart of the messages of each step by fate, and of interventions; "" for a run without steps."""
+    """Return a chart of each step's messages by fate, with the changes of rules; "" for a run without steps."""
     counts: Counter[tuple[int, str, bool]] = Counter()
     for row in log.count(by=("step", "fate", "rule")).to_pylist():
         if row["step"] is not None:

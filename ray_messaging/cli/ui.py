@@ -122,7 +122,7 @@ def ui(
         examples = [known.example for known in KNOWN.values()]
         steering = LiveControl(found, parse_rule, examples) if control and isinstance(found, Messaging) else None
         from ray_messaging.inspector.web.answer_cache import AnswerCache  # noqa: PLC0415
-        from ray_messaging.inspector.web.application import application  # noqa: PLC0415 - of the extra
+        from ray_messaging.inspector.web.application import application  # noqa: PLC0415 - needs the extra `ui`
 
         app = application(AnswerCache(source, steering))
         serve(app, bound, on_ready=lambda: _tell(source, bound, as_json=as_json), until=until)
@@ -165,9 +165,9 @@ def _open_folder(folder: str, beside: str | None) -> "RunFacts":
 def _serve_seats(exp_id: str, bound: "Bound", until: threading.Event | None, *, as_json: bool) -> None:
     """Serve the pages on which people play agents of an experiment. Each page has a token of its own."""
     from ray_messaging.cluster.handles.connection import result  # noqa: PLC0415 - brings Ray
-    from ray_messaging.cluster.handles.seat import seat_url  # noqa: PLC0415 - as above
-    from ray_messaging.inspector.web.seat_pages import seat_pages  # noqa: PLC0415 - of the extra
-    from ray_messaging.inspector.web.serve import serve  # noqa: PLC0415 - as above
+    from ray_messaging.cluster.handles.seat import seat_url  # noqa: PLC0415 - brings Ray
+    from ray_messaging.inspector.web.seat_pages import seat_pages  # noqa: PLC0415 - needs the extra `ui`
+    from ray_messaging.inspector.web.serve import serve  # noqa: PLC0415 - needs the extra `ui`
 
     pages, public = bound.url.partition("?")[0], bound._replace(access=replace(bound.access, token=None))
     with bound.socket:

@@ -28,8 +28,8 @@ class AnswerMailbox:
     """The mailbox that gets the answers to a messager's questions.
 
     Answers do not go through the inbox, so that a full inbox delays no answer. An answer is late if nobody waits for it
-    any more. A late answer goes to the inbox as an ordinary message, and is committed with the messages of the fetch
-    that returns it.
+    any more. A late answer goes to the inbox as an ordinary message. It is committed (the server is told that it is
+    handled) with the messages of the fetch that returns it.
 
     Args: `engine` serves only this mailbox. `fetcher` is the messager's fetcher. Without `keeps_late`, a late answer is
     committed as soon as it is in the inbox.

@@ -20,7 +20,7 @@ from ray_messaging.model.typed.typed_values import column_of, part_of
 from ray_messaging.receipt import Receipts
 
 Rows = NDArray[np.intp]
-# Special values for questions without an answer. Other values are the number of the item of `parts` with the answer.
+# Special values for questions without an answer. Any other value is the index in `parts` of the item with the answer.
 _WAITS, _UNSENT, _FAILED = -1, -2, -3
 
 
@@ -38,7 +38,7 @@ class AnswerTable:
     blocked, or that no mailbox got, does not wait.
 
     Args: `more` waits until another process has answers and adds them, or returns when the time limit is exceeded. If
-    `more` is None, whoever receives answers calls `add`.
+    `more` is None, the answers come to this process, and whoever receives them calls `take`.
     """
 
     def __init__(self, exp_id: str, rows: int, timeout: float | None, more: "MoreAnswers | None" = None) -> None:

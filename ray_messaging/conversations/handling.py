@@ -20,8 +20,8 @@ logger = logging.getLogger(__name__)
 
 # An error's text is cut to this many characters, because it may quote all the data that could not be read.
 _MOST_TEXT = 1000
-_LONGEST = 100  # only the last messages of a chain are sent, at most this many
-_STUCK_S = 0.2  # a note is written only if handlers wait for longer than this, because most answers arrive sooner
+_LONGEST = 100  # the most messages of a chain (see `Asker`) that a question carries: the last ones
+_STUCK_S = 0.2  # a note on waiting handlers is written only after this time, because most answers arrive sooner
 
 
 class HandlerFailure(NamedTuple):
@@ -39,7 +39,7 @@ class HandlerFailure(NamedTuple):
         """
         try:
             text = str(error)[:_MOST_TEXT]
-        except Exception as broken:  # noqa: BLE001 - the text is the user's own code
+        except Exception as broken:  # noqa: BLE001 - str() runs the user's own code
             text = f"its text is unknown, because str() of it raised {type(broken).__name__}"
         return cls(type(error).__name__, text.encode(errors="backslashreplace").decode(), attempts)
 
@@ -117,10 +117,11 @@ def asker_here() -> Asker | None:
 
 
 def circle_of(chain: tuple[InHand, ...], asked: CheckedMessage, directory: Directory) -> tuple[InHand, ...]:
-    """Return the part of a chain of waiting handlers that would wait for itself if its last handler asked this.
+    """Return the end of `chain`, a chain of waiting handlers, that would wait for itself if the question were sent.
 
-    The result is () if this cannot be: the chain does not occupy all handlers of any mailbox that would get the
-    question.
+    The question `asked` is from the last handler of the chain. If all handlers of a mailbox that would get the question
+    are in the chain, none of them can ever handle it: return the chain from the first of these handlers on. Otherwise
+    return ().
     """
     for mailbox in directory.routing.mailboxes_of(asked.to_id, asked.topic):
         mine = [at for at, each in enumerate(chain) if each.mailbox == mailbox and each.slots]

@@ -30,7 +30,8 @@ def replies_to(
     """Build the answers to questions, which are given as slices of batches: one batch for each slice.
 
     Args: `payloads` has one payload for each question, or is one payload for all questions. A payload has at most
-    `payload_bytes` as JSON. With `failed`, the messages say that the handlers have failed.
+    `payload_bytes` as JSON. `step` is the step in which the answers are sent (None: outside of steps). With `failed`,
+    the messages say that the handlers have failed.
     Raises: NoQuestion if a message expects no answer or was already answered; InvalidColumns, InvalidPayload or
     PayloadTooLarge if the payloads are not valid.
     """
@@ -111,7 +112,7 @@ def check_questions(parts: Iterable[Slice]) -> None:
 
 @contextmanager
 def naming(questions: Sequence[Slice]) -> Iterator[None]:
-    """Replace a Closed error by one that names the first question and the agent that cannot answer it."""
+    """In the `with` block, replace a Closed error by one that names the first question, and who cannot answer it."""
     try:
         yield
     except Closed as error:

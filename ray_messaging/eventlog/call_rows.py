@@ -1,4 +1,6 @@
-"""Calls that agents made with `me.remember`: a row for each call of a committed step, from files and from the server.
+"""Calls that agents made with `me.remember`, which stores what a function returns: one row for each call.
+
+The rows are of committed steps only. They come from files, and the newest ones from the server.
 
 `result` is a call's result as JSON. JSON does not preserve all results: a tuple becomes a list. For such results,
 `exact` has the result in the form of `encode_exactly`, from which an equal result can be decoded. Files of earlier
@@ -96,7 +98,7 @@ def calls_file(table: pa.Table) -> pa.Buffer:
 
 
 def stored_calls(folder: Folder, unwritten: Unwritten = NOTHING) -> pa.Table:
-    """Return a run's calls through `me.remember` as one table with the columns that files have.
+    """Return a run's calls through `me.remember` as one table, with the columns in which files store them.
 
     Raises: LogError if a file cannot be read.
     """
@@ -117,7 +119,7 @@ def read_calls(folder: Folder, unwritten: Unwritten = NOTHING) -> pa.Table:
 
 
 def calls_dataset(folder: Folder, unwritten: Unwritten = NOTHING) -> tuple[ds.Dataset, dict[str, str]]:
-    """Return the stored calls, and the SQL expressions of columns that are computed from several stored columns.
+    """Return the stored calls, and {column: SQL expression} for columns that are computed from several stored ones.
 
     Raises: LogError if a file cannot be read.
     """
@@ -134,6 +136,8 @@ def calls_dataset(folder: Folder, unwritten: Unwritten = NOTHING) -> tuple[ds.Da
 def parent_calls(log_dir: str, step: int, agents: Container[AgentId]) -> dict[str, bytes]:
     """Return the results of the calls that some agents made with `me.remember` in one step, as {key: encoded result}.
 
+    Calls that failed are left out, and so are calls whose results the step did not use.
+
     Args: `log_dir` is the log folder of an earlier run, `step` a step of that run.
 
     Raises: LogError if the folder is not there, or cannot be read.
@@ -148,7 +152,7 @@ def parent_calls(log_dir: str, step: int, agents: Container[AgentId]) -> dict[st
     return {
         row["key"]: exact_of(row["result"], row["exact"])
         for row in _rows_of(folder, NOTHING.beside_files(folder, CollectedKind.CALLS)[0], {step})
-        # A call that was not needed may have been made for an earlier step, in which the same key had another result.
+        # An unused call may have been made for an earlier step, in which the same key had another result.
         if row["agent"] in agents and row["source"] not in {FAILED, UNUSED}
     }
 
@@ -173,7 +177,7 @@ def calls_of(
 
 
 def _rows_of(folder: Folder, files: Sequence[str], steps: Set[int], *more: pa.Table) -> Iterator[dict[str, Any]]:
-    """Yield all calls with `me.remember` of some steps as dicts, from some files and from more tables.
+    """Yield all calls with `me.remember` of some steps as dicts, from files and from the tables `more`.
 
     The `agent` of a dict is an int or a str.
     """
@@ -230,9 +234,9 @@ def _cost_of(used: CallUsage) -> Decimal | None:
 
 
 def summed_calls(calls: pa.Table, by: Sequence[str]) -> pa.Table:
-    """Return, for each value of the columns `by`, the number of calls in a table, and what these calls have used.
+    """Return, for each value of the columns `by`, the number of calls, and their tokens, costs, seconds and tries.
 
-    Raises: InvalidQuery if there is no such column.
+    Raises: InvalidQuery if `by` is empty, or names a column that is not in SUMMED_BY.
     """
     if not by or any(name not in SUMMED_BY for name in by):
         raise InvalidQuery(f"by={list(by)!r} must be among the columns {', '.join(SUMMED_BY)}")

@@ -38,7 +38,7 @@ def write_checkpoint(folder: Folder, step: int, copied: Sequence[CopiedKey]) -> 
 
 
 def read_checkpoint(folder: Folder, step: int) -> Iterator[CopiedKey]:
-    """Yield the content of a checkpoint.
+    """Yield the keys of the server that a checkpoint has, each with its values at that time.
 
     Raises: LogError if the checkpoint is damaged or absent; ConfigError if another version of ray_messaging wrote it in
     another format.
@@ -54,7 +54,7 @@ def read_checkpoint(folder: Folder, step: int) -> Iterator[CopiedKey]:
     try:
         table = pq.read_table(pa.BufferReader(data), page_checksum_verification=True)
         if table.schema.metadata.get(_STEP) != b"%d" % step:
-            raise ValueError(f"its metadata do not say that it belongs to step {step}")  # noqa: TRY301 - one way out
+            raise ValueError(f"its metadata do not say that it belongs to step {step}")  # noqa: TRY301 - reported below
     except (OSError, pa.ArrowInvalid, ValueError, AttributeError) as error:
         where = f"{folder.where}/{name}"
         raise LogError(

@@ -31,7 +31,8 @@ class Unwritten(NamedTuple):
 
         Raises: LogError if the folder cannot be read, or if a file is gone.
         """
-        # The names are read first: a running writer adds a name after the file is there.
+        # The recorded names are read before the files are listed. A writer records a name only after the file is there,
+        # so a recorded file that is not listed is gone.
         names = [name for name in collected_names(folder) if name.startswith(f"_{kind}/")]
         files = folder.collected_files(kind, self.born)
         born = self.born or max(file.split("/")[-2] for file in [*names, *files]) if names else None
@@ -41,7 +42,7 @@ class Unwritten(NamedTuple):
                 continue
             first, last, _ = steps_and_epoch(name)
             spans = [steps_and_epoch(file)[:2] for file in files]
-            # If another writer has written these steps again, its file counts, and this one need not be there.
+            # The file may be absent if another writer has written the same steps again, into a file that is there.
             if all(last < low or first > high for low, high in spans):
                 raise LogError(
                     f"{folder.where}/{name} is gone, which has the {kind} of the steps from {first} to {last}: put it "

@@ -43,7 +43,7 @@ class FolderSource:
         segments = self._folder.segments()
         self.absent = absent_rows(self._folder, segments, View(self._folder, segments).end)
         if self.absent and segments != (segments := self._folder.segments()):
-            # The run has ended since the files were listed.
+            # Files have come since the files were listed, so the rows may be there now.
             self.absent = absent_rows(self._folder, segments, View(self._folder, segments).end)
         if segments:
             self.unended = unended(self._folder)
@@ -60,7 +60,7 @@ class FolderSource:
         """Return this object itself: readers of a finished log need no state of their own."""
         return self
 
-    def ask(self, question: str, **arguments: Any) -> Any:  # noqa: ANN401 - each query has its own
+    def ask(self, question: str, **arguments: Any) -> Any:  # noqa: ANN401 - each query has its own type of result
         """Answer a query.
 
         Raises: the errors of `answer`, and Unbalanced if `question` is "balance" and no end of the run is recorded.
@@ -78,7 +78,7 @@ class FolderSource:
             raise Unbalanced(f"rows may be missing in the log: {lacking}", offenders=[])
         return found
 
-    def wait(self, position: int, timeout_s: float) -> bool:  # noqa: ARG002 - no rows will come
+    def wait(self, position: int, timeout_s: float) -> bool:  # noqa: ARG002 - this source never waits
         """Return whether the log has rows after a position.
 
         This does not wait, because a closed log gets no more rows.
@@ -438,7 +438,7 @@ class EventLog:
         found = pages(self._source.follower(), {**fields, "text": text, "expand": expand}, rows)
         return (with_exact_integers(page, NUMBERS) for page in found)
 
-    def _table(self, question: str, **arguments: Any) -> pa.Table:  # noqa: ANN401 - a query's
+    def _table(self, question: str, **arguments: Any) -> pa.Table:  # noqa: ANN401 - the arguments of any query
         return with_exact_integers(self._source.ask(question, **arguments), NUMBERS)
 
 

@@ -7,9 +7,10 @@ written under a name that readers ignore, made durable, and renamed.
 
 Object stores can neither rename files nor lock folders. There a file is written in one piece, and appears when it is
 complete. A writer that a successor has replaced may still be writing a file, which must not replace a file of the
-successor. So on an object store the name of a segment ends with the epoch of its writer:
-`events-{number:08d}-e{epoch}.parquet`. If several segments have the same number, readers use the one with the highest
-epoch. If several files of collected data have the same steps, readers do the same.
+successor. So on an object store the name of a segment ends with the epoch of its writer, a number that is higher for
+each new writer: `events-{number:08d}-e{epoch}.parquet`. If several segments have the same number, readers use the one
+with the highest epoch. Of several files of collected data with the same steps, readers also use the one with the
+highest epoch.
 
 In version 5 of the schema, a segment could be split into several files, one for each set of typed columns. Segments of
 version 5 can be read if they are not split.
@@ -67,9 +68,9 @@ _CHECKPOINT_FILE = re.compile(r"\d{8,}\.parquet")
 class StepPosition(NamedTuple):
     """How far the log has read an experiment's steps.
 
-    `handled` is the last step whose messages are all in the log. Of later steps, the log can have only messages from
-    outside of the steps. A box has the messages that one mailbox reads in one step. `outside` maps each box of a later
-    step to the number of its rows from outside that the log has.
+    `handled` is the last step whose messages are all in the log. Of later steps, the log can have only messages that
+    were sent outside of steps. A box holds the messages that one mailbox reads in one step. `outside` says, for each
+    box of a later step, how many rows of such messages the log has read from it.
     """
 
     handled: int
@@ -250,10 +251,10 @@ class Folder:
         return [found[1] for info in self._files(_AGENTS) if (found := _AGENTS.fullmatch(info.base_name)) is not None]
 
     def collected_files(self, kind: CollectedKind, born: str | None = None) -> list[str]:
-        """Return the names of the files of one kind of collected data, sorted by their steps.
+        """Return the paths of the files of one kind of collected data, sorted by their steps.
 
-        Args: `born` is the time at which the server began to count the steps (see `collected`). None: the latest such
-        time in the folder.
+        Args: `born` is the time at which the server began to count the steps (see `collected.py`). None: the latest
+        such time in the folder.
 
         Raises: LogError if the folder cannot be read.
         """
@@ -310,7 +311,11 @@ class Folder:
 
     @contextmanager
     def lock(self) -> Iterator[bool]:
-        """Lock the folder against other writers, if it is local; yield False if another writer has the lock."""
+        """Lock the folder against other writers; yield whether this writer may write.
+
+        The result is False if another writer has the lock. An object store has no locks, so there the result is always
+        True.
+        """
         if not self.local:
             yield True
             return
@@ -338,10 +343,10 @@ class Folder:
         return temporary
 
     def _put(self, path: str, data: bytes | pa.Buffer) -> None:
-        """Write a file to an object store in one piece.
+        """Write a file in one piece.
 
-        The file appears when the stream is closed, and pyarrow also closes the stream after an error in Python. So that
-        no incomplete file appears, all bytes must be known before the stream is opened.
+        On an object store, the file appears when the stream is closed, and pyarrow also closes the stream after an
+        error in Python. So that no incomplete file appears, all bytes must be known before the stream is opened.
         """
         with self.filesystem.open_output_stream(path) as stream:
             stream.write(data)

@@ -6,7 +6,8 @@
   files. The epochs on the server, which say which writer may trim the streams, are not enough for that. If the server
   was flushed, a new run begins again with the same epochs.
 - The names of the files of collected data that were written, so that readers notice a file that is gone.
-- The sets of agents of mailboxes. The row of a broadcast has the digest of the set that its hearers are in.
+- Sets of agents: each has all agents that share one mailbox. The row of a broadcast has the digest of the set to which
+  its hearers belong.
 """
 
 import platform
@@ -147,9 +148,12 @@ def note_model(folder: "Folder", model: dict[str, Any], groups: dict[str, int]) 
 def note_end(
     folder: "Folder", run: str, groups: dict[str, int], *, killed: bool = False, rows: int | None = None
 ) -> None:
-    """Add the end of a run's start, the groups that took part, and the log's number of rows to the run's record.
+    """Record that a start of the run has ended, which groups it had, and the number of rows in the log.
 
     If there is no record, do nothing.
+
+    Args: `run` is the id of the start. With `killed`, record that the start was killed. `rows` is None if the number of
+    rows is not known.
 
     Raises: OSError if the record cannot be written, LogError if the present one is damaged.
     """
@@ -213,7 +217,7 @@ def absent_rows(folder: "Folder", segments: "Sequence[Segment]", end: int) -> st
 
 
 def _absent(folder: "Folder", begin: int, end: int, number: int) -> str:
-    name = f"events-{number:08d}{'' if folder.local else '-e*'}.parquet"  # on an object store with the writer's epoch
+    name = f"events-{number:08d}{'' if folder.local else '-e*'}.parquet"  # *: the writer's epoch
     return (
         f"the rows at the positions from {begin:,} to {end - 1:,} are missing, because {folder.where}/{name} is gone: "
         "put it back"
@@ -316,6 +320,8 @@ class FolderAccount(msgspec.Struct, frozen=True):
 def read_account(folder: "Folder") -> FolderAccount:
     """Return the folder's account, which says who owns the folder and which rows are missing.
 
+    If there is no account yet, return one without an owner and without missing rows.
+
     Raises: LogError if the account cannot be read.
     """
     damaged = "the account of the event log is damaged ({error}): remove {path}, and with it the notes on missing rows"
@@ -343,7 +349,7 @@ def claim(folder: "Folder", writer: str, experiment: str) -> None:
 def note_missing(folder: "Folder", writer: str, text: str) -> None:
     """Add a description of missing rows to the account, unless the account has it or names another owner.
 
-    The caller has locked the folder. Raises OSError if the account cannot be written.
+    The caller must have locked the folder. Raises OSError if the account cannot be written.
     """
     account = read_account(folder)
     if text not in account.missing and account.belongs_to(writer):
@@ -358,7 +364,7 @@ def forget_missing(folder: "Folder") -> None:
     _change(folder, read_account(folder), missing=())
 
 
-def _change(folder: "Folder", account: FolderAccount, **values: Any) -> None:  # noqa: ANN401 - of the account's fields
+def _change(folder: "Folder", account: FolderAccount, **values: Any) -> None:  # noqa: ANN401 - values of fields
     changed = msgspec.structs.replace(account, **values)
     if changed != account:
         folder.write_file(ACCOUNT, msgspec.json.encode(changed))
@@ -370,7 +376,7 @@ def _change(folder: "Folder", account: FolderAccount, **values: Any) -> None:  #
 def collected_names(folder: "Folder") -> list[str]:
     """Return the names of the files of collected data that were written; raise LogError if the record is damaged.
 
-    The record of a folder that version 1.0.0 has written is empty.
+    The result is [] for a folder that version 1.0.0 has written, because it has no such record.
     """
     damaged = "the names of the files of series and calls in {path} are damaged ({error}): remove the file"
     return _read(folder, COLLECTED, msgspec.json.Decoder(list[str]).decode, damaged) or []

@@ -1,4 +1,7 @@
-"""Copy of a run's folder up to a checkpoint, with which a fork begins. The fork does not need the run afterwards."""
+"""Copy of a run's folder up to a checkpoint, from which a new run, called a fork, goes on.
+
+The fork does not need the folder of the first run afterwards.
+"""
 
 import re
 import shutil
@@ -32,9 +35,9 @@ from ray_messaging.transports.step_values import CollectedKind
 
 
 def checkpoint_before(parent: Folder, at_step: int | None) -> int:
-    """Return the last step before `at_step` that has a checkpoint. If `at_step` is None, return the last of all.
+    """Return the last step before `at_step` that has a checkpoint, or the last that has one if `at_step` is None.
 
-    Raises: ConfigError if there is no such step.
+    Raises: ConfigError if there is no such step, or if the run does not have the steps before `at_step`.
     """
     segments = parent.segments()
     logged = max((segment.steps.handled for segment in segments if segment.steps is not None), default=-1)
@@ -138,7 +141,7 @@ def outside_of(log: EventLog, step_read: int | slice) -> list[LogRow]:
     sent. A broadcast may have several rows in the log, such as one for each mailbox. It is returned once, without
     `to_id`.
 
-    Raises: LogError if the hearers of a broadcast are needed, but are not known.
+    Raises: LogError if equal broadcasts can be told apart only by their hearers, and these are not known.
     """
     rows: list[LogRow] = []
     for page in log.pages(step_read=step_read, text=True):
@@ -174,8 +177,8 @@ def _rows_of_one_hearer(log: EventLog, broadcasts: Sequence[Sequence[LogRow]]) -
     """Choose one hearer for each set of equal broadcasts; return the positions of the rows that this hearer has.
 
     A hearer has one row for each broadcast that it hears. So the rows of one hearer say how many equal broadcasts there
-    are. The hearer with the most rows is chosen. Among several such hearers, one whose rows have ordinals is chosen,
-    because the ordinals give the order.
+    are. The hearer with the most rows is chosen. Among several such hearers, one whose rows have ordinals (numbers in
+    the order of arrival) is chosen.
     """
     found, unclear, steps = set[int](), dict[int, int](), set[int | None]()
     for number, rows in enumerate(broadcasts):
@@ -199,7 +202,7 @@ def _rows_of_one_hearer(log: EventLog, broadcasts: Sequence[Sequence[LogRow]]) -
     wanted = [(POSITION.name, "list"), (POSITION.name, "count"), ("ordinal", "count")]
     hearers = pairs.group_by(["broadcast", "to_id"], use_threads=False).aggregate(wanted)
     of = hearers["to_id"].combine_chunks().dictionary_encode("encode").indices.to_numpy()
-    # The number of rows with an ordinal that the hearer has, in all sets of equal broadcasts.
+    # For each row of `hearers`: how many rows of the log with an ordinal its hearer has, in all sets together.
     placed = np.bincount(of, hearers["ordinal_count"].to_numpy())[of]
     hearers = hearers.append_column("placed", pa.array(placed))
     best = [(name, "descending") for name in ("position_count", "ordinal_count", "placed")]

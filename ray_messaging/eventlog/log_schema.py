@@ -54,7 +54,7 @@ POSITION = pa.field("position", pa.int64(), nullable=False)
 
 _TYPED = "payload."  # names of typed columns begin with this, or with `_OF_TYPE` and a type
 _OF_TYPE = "payload["
-# The key, in the metadata of tables and files with typed payloads, of the text that begins the channels.
+# Under this key, the metadata of tables and files with typed payloads have the text with which channels begin.
 _HEAD = b"channel_head"
 
 _NAME = pa.dictionary(pa.int32(), pa.string())
@@ -209,7 +209,7 @@ def laid_out(table: pa.Table) -> pa.Table:
 
 
 def without_empty(table: pa.Table) -> pa.Table:
-    """Return a table without the optional columns that have no value, because each would make writing 2% slower."""
+    """Return a table without the optional columns that have no value: each one would make writing 2% slower."""
     may_go = table.column_names if typed_names(table.column_names) else OPTIONAL
     empty = [name for name in may_go if name in table.column_names and table[name].null_count == len(table)]
     return table.drop_columns(empty)

@@ -4,8 +4,8 @@ The files of audiences are memory-mapped, so they must be on a local disk. If th
 store has copies of the files.
 
 The files of a version of an audience never change. They are made in a folder of the experiment's node, and are copied
-to the store before the directory names the version. A process that reads a version on another machine, or after the
-run, copies it from the store to its machine.
+to the store before the directory, the server's list of mailboxes and audiences, names the version. A process that reads
+a version on another machine, or after the run, copies it from the store to its machine.
 """
 
 import shutil

@@ -160,7 +160,7 @@ def read_edges(source: TraceFile, requested: Requested) -> Columns:
                 _check_first(cells, at_tabs=cells_of is _cells_between_tabs)
                 width = len(cells) if TIMELESS_WIDTH <= len(cells) < len(names) else len(names)
             if len(cells) != width:
-                raise RowError(f"{len(cells)} columns instead of {width}")  # noqa: TRY301 - one way out
+                raise RowError(f"{len(cells)} columns instead of {width}")  # noqa: TRY301 - reported below
             columns.add(cells if width == len(names) else [*cells, len(columns)])
         except RowError as broken:
             expected, found = " ".join(names[: width or len(names)]), cut(content.strip("\r"))
@@ -252,7 +252,7 @@ def read_json_lines(source: TraceFile, requested: Requested) -> Columns:
                 columns = Columns({name: name for name in row}, requested)
             # Without an error, the text would be dropped silently.
             if columns.texts is None and not _TEXTS.isdisjoint(row):
-                raise RowError("this row has a text, and the rows before it have none: give every row a text")  # noqa: TRY301 - as above
+                raise RowError("this row has a text, and the rows before it have none: give every row a text")  # noqa: TRY301 - reported below
             columns.add(row)
         except RowError as broken:
             raise source.broken(line, str(broken)) from None

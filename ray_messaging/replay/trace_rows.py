@@ -36,7 +36,7 @@ _OF_LOG = (
     "--subtopic agent-chat --expand --json` has a row for each hearer)"
 )
 _encode = msgspec.json.Encoder().encode
-_PART = re.compile(r"\{\{|\}\}|[^{}]+|\{(?P<field>[^{}.\[\]!:]+)\}")  # the parts of a template
+_PART = re.compile(r"\{\{|\}\}|[^{}]+|\{(?P<field>[^{}.\[\]!:]+)\}")  # a doubled brace, plain text, or a field
 _FIRST_DATE, _LAST_DATE = 1900_01_01_00_00_00, 2100_01_01_00_00_00  # limits of dates that are written as numbers
 _FINER = re.compile(r"\.\d{6}\d*[1-9]")  # a time with digits beyond microseconds
 

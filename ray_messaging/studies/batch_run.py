@@ -117,10 +117,10 @@ def batch_run(
     if workers is not None and (isinstance(workers, bool) or not isinstance(workers, int) or workers < 1):
         raise ConfigError(f"workers={workers!r} must be the number of runs at the same time, at least 1")
     design = design_of([{}] if parameters is None else parameters, replicates, seed)
-    # A folder that exists may have all runs.
+    # If the folder exists, it may have the results of all runs, so that no worker is needed.
     new = (folder is None or not Path(folder).exists()) and not whole_cluster
     with early_workers(len(design), workers, here=logs) if new else nullcontext() as early:
-        # The workers begin before these imports, which take as long as theirs.
+        # The workers were started first, so that their imports go on during these imports, which take as long.
         from ray_messaging.studies.run_tasks import RunTemplate  # noqa: PLC0415
         from ray_messaging.studies.study import Study  # noqa: PLC0415
         from ray_messaging.studies.study_arguments import (  # noqa: PLC0415

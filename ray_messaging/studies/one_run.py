@@ -55,7 +55,7 @@ def carry_out(
     server: LocalServer | None = None,
     neighbours: Callable[[], Neighbours] | None = None,
 ) -> EndedRun:
-    """Carry out a task, and return the result.
+    """Carry out a task, which is a run or some of its steps, and return the result.
 
     An error of the model, or of another user's function, is part of the result.
 
@@ -71,7 +71,7 @@ def carry_out(
         (result, end), values = _result(template, task, server)
         if isinstance(task, BeginningRun):
             return EndedRun({}, None, time.perf_counter() - begun, calls=result.calls, end=end)
-        if result.calls.spent:  # its outcomes would be those of fewer steps
+        if result.calls.spent:  # such a run is an error, because its outcomes would be those of fewer steps
             return EndedRun({}, None, time.perf_counter() - begun, _spent(template, result), calls=result.calls)
         outcomes = _last_aggregates(template, result)
         _add_outcomes(outcomes, template, result, values)

@@ -50,7 +50,10 @@ class RayWorkers:
         self._busy[self._task.remote(self._template, planned)] = planned
 
     def wait(self, timeout: float) -> list[WorkerAnswer]:
-        """Wait until some runs have ended, or until the timeout; raise MessagingError if a task cannot begin."""
+        """Wait until some runs have ended, or until the timeout; return the answers of their workers.
+
+        Raises: MessagingError if a task cannot begin.
+        """
         done, _ = ray_calls.wait([*self._busy], timeout=timeout)
         return [WorkerAnswer(self._busy.pop(ref), _answer(ref)) for ref in done]
 
@@ -66,7 +69,7 @@ class WholeCluster:
         self._next: Task | None = None
 
     def __enter__(self) -> Self:
-        self._session = hold_ray()  # the runs use one Ray
+        self._session = hold_ray()  # otherwise each run would start and stop Ray
         return self
 
     def __exit__(self, *_error: object) -> None:
@@ -82,7 +85,7 @@ class WholeCluster:
         self._next = planned
 
     def wait(self, timeout: float) -> list[WorkerAnswer]:  # noqa: ARG002 - a run is not interrupted
-        """Carry out the run that was started."""
+        """Carry out the run that was started, and return its result in a list; return [] if no run was started."""
         planned, self._next = self._next, None
         return [] if planned is None else [WorkerAnswer(planned, run_packed(self._packed, planned))]
 

@@ -82,7 +82,7 @@ class RunTemplate:
     start: Callable[..., Any] | Mapping[str, Callable[..., Any]] | None = None
     options: Mapping[str, Any] = field(default_factory=dict)
     logs: str | None = None  # the folder for the event logs of the runs; None: there are no logs
-    whole_cluster: bool = False  # each run is over groups, Ray actors on the whole cluster
+    whole_cluster: bool = False  # whether each run has groups, Ray actors on the whole cluster
 
     def functions(self) -> dict[str, tuple[Callable[..., Any], int]]:
         """Return the functions that may take parameters by name, each with the number of its other arguments."""

@@ -113,7 +113,7 @@ def _neighbours_in(template: bytes) -> "Neighbours":
     """Return each agent's neighbours in the graph of a study, which are computed once for all runs of this process."""
     from ray_messaging.cluster.run.run_plan import neighbours_in  # noqa: PLC0415 - imports what only workers need
 
-    return neighbours_in(pickle.loads(template).given["graph"])  # noqa: S301 - as above
+    return neighbours_in(pickle.loads(template).given["graph"])  # noqa: S301 - made by `packed`
 
 
 def workers_for(
@@ -216,7 +216,10 @@ class ProcessWorkers:
             return
 
     def wait(self, timeout: float) -> list[WorkerAnswer]:
-        """Wait until some runs have ended, or until the timeout; raise MessagingError if workers cannot start."""
+        """Wait until some runs have ended, or until the timeout; return the answers of their workers.
+
+        Raises: MessagingError if workers cannot start.
+        """
         found = []
         for pipe in wait([*self._busy], timeout):
             assert isinstance(pipe, Connection)

@@ -1,4 +1,4 @@
-"""A local run that waits after each step until it is told to go on, for the page of a model."""
+"""A local run that waits after each step until it is told to go on, for the web page that shows a model."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -79,9 +79,9 @@ class StepwiseRun:
         return self._most is not None and self.step >= self._most
 
     def advance(self, steps: int = 1) -> pa.Table | None:
-        """Run more steps, and return what was collected in all steps so far. Raises the same errors as `run`.
+        """Run more steps, and return what was collected in all steps so far (None: nothing was collected yet).
 
-        If a step fails, the run stays where it was before that step.
+        If a step fails, the run stays where it was before that step. Raises the same errors as `run`.
         """
         try:
             if self._running is None:

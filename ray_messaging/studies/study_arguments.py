@@ -201,7 +201,7 @@ def record_of(
         sources["collect"] = source_of(function)
         values["collect"] = values_used(function)
     elif measures := {str(place): each.of for place, each in enumerate(aggregates_of(collect)) if callable(each.of)}:
-        values["collect"] = values_used(measures)  # their sources are in the options
+        values["collect"] = values_used(measures)  # the source of each function is in the options
     options = {
         name: value for name, value in template.options.items() if name not in ("collect", "concurrency", "calls")
     }
@@ -219,7 +219,7 @@ def record_of(
 
 
 def _told_rules(rules: Sequence[Any]) -> dict[str, str | None]:
-    """Return digests by which a change of rules is noticed: of each rule, its functions, and the user's source code.
+    """Return digests by which a change of rules is noticed: of each rule, of its functions, and of the user's source.
 
     The keys say in words what each digest is of.
     """

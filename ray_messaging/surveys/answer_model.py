@@ -57,10 +57,10 @@ class AnswerModel:
             if not isinstance(model, type) and get_origin(model) is None:
                 raise TypeError("it is not a type")  # noqa: TRY301 - pydantic also takes functions
             if is_msgspecs(model) and not (is_native(model) or is_typeddict(model)):
-                raise ValueError("it is a JSON array, and an answer must be a JSON object")  # noqa: TRY301 - said as all others
+                raise ValueError("it is a JSON array, and an answer must be a JSON object")  # noqa: TRY301 - reported below
             schema = schema_of(model)
             if (kind := schema.get("type", "object")) != "object":
-                raise ValueError(f"it is a JSON {kind}, and an answer must be a JSON object")  # noqa: TRY301 - said as all others
+                raise ValueError(f"it is a JSON {kind}, and an answer must be a JSON object")  # noqa: TRY301 - reported below
             read_all, dump = _list_of(model)
             return cls(json.dumps(schema, sort_keys=True).encode(), read_all, reader_of(model), dump)
         except (TypeError, ValueError, RuntimeError) as error:  # errors of pydantic may be RuntimeErrors
@@ -91,10 +91,10 @@ class AnswerModel:
         try:
             value = self._read_one(line)
             self._fit_one(line)
-            return value  # noqa: TRY300 - either may raise
+            return value  # noqa: TRY300 - both calls above may raise
         except Misfit as error:
             return InvalidAnswer(f"{error.field}: {error.reason}" if error.field else error.reason, line)
-        except Exception as error:  # noqa: BLE001 - as above
+        except Exception as error:  # noqa: BLE001 - a user's validator may raise any error
             return InvalidAnswer(str(error).partition("\n")[0] or type(error).__name__, line)
 
 

@@ -20,7 +20,7 @@ STATES = np.array(["pending", "answered", "invalid", FATES[BLOCKED], FATES[UNDEL
 
 
 class Tally:
-    """Counter of a survey's answers. For each agent, the first answer in the survey's mailbox that fits is counted.
+    """Counter of a survey's answers. For each agent, the first answer that fits the survey's type is counted.
 
     All readers of the mailbox get the same result.
     """
@@ -55,9 +55,9 @@ class Tally:
             self._unsent(place, LOST)
 
     def _unsent(self, place: int, state: int) -> bool:
-        """Record that one question to an agent did not arrive, and give an OPEN agent the new state `state`.
+        """Record that one question to an agent did not arrive; return whether that changes the agent's state.
 
-        An agent that still has another question to answer stays OPEN. Return whether the state has changed.
+        An agent in the state OPEN gets the state `state`, unless it still has another question to answer.
         """
         self._owed[place] -= 1
         is_open = bool(self.states[place] == OPEN and not self._owed[place])
@@ -121,7 +121,7 @@ class Tally:
         return np.flatnonzero((self.states == OPEN) | (self.states == INVALID))
 
     def of_state(self, state: int) -> list[AgentId]:
-        """Return the agents that are in the state `state`, such as OPEN."""
+        """Return the agents that are in the state `state`, such as ANSWERED."""
         return self.named(np.flatnonzero(self.states == state))
 
     @property

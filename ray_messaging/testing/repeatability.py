@@ -94,7 +94,7 @@ def _elsewhere(trial: Trial, packed: bytes, answers: TrialCalls) -> list[Attempt
         raise MessagingError(
             f"the process that runs the model again ended with exit code {done.returncode}: see its stderr"
         )
-    found = pickle.loads(done.stdout)  # noqa: S301 - of our own process
+    found = pickle.loads(done.stdout)  # noqa: S301 - written by our own process
     if isinstance(found, StepFailed):
         raise _failed(found, *_ELSEWHERE)
     steps: list[Attempt] = found
@@ -118,7 +118,10 @@ def _packed(objects: tuple[Any, ...]) -> bytes:
 
 
 def _compare(mine: Sequence[Attempt], theirs: Sequence[Attempt], when: str, hint: str) -> None:
-    """Raise NotRepeatable for the first difference between two runs, if there is one."""
+    """Raise NotRepeatable for the first difference between two runs, if there is one.
+
+    Args: for the error, `when` says what was different about the second run, and `hint` what to do.
+    """
     for step, (one, other) in enumerate(zip(mine, theirs, strict=True)):
         for agent, deeds in one.items():
             if deeds != other[agent]:

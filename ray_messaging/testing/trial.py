@@ -57,7 +57,10 @@ Model = Callable[[], Any]  # returns the model, its `start` and its `shared`
 
 
 class TrialCalls:
-    """The results of remembered calls (`me.remember`), which all trials share. It takes the place of RedisSteps."""
+    """The results of remembered calls (`me.remember`), which all trials share.
+
+    The class has the methods of RedisSteps by which a run stores such results on the server.
+    """
 
     def __init__(self) -> None:
         self._kept: dict[int, dict[str, bytes]] = {}
@@ -175,10 +178,10 @@ def run_for_parent() -> None:
     path, trial, packed, answers = pickle.loads(sys.stdin.buffer.read())  # noqa: S301 - of the process that started this one
     sys.path[:] = path
     answer = os.fdopen(os.dup(sys.stdout.fileno()), "wb")
-    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # what the model prints must not get into the answer
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # what the model prints must not get into the pickled steps
     found: list[Attempt] | StepFailed
     try:
-        steps = asyncio.run(run_trial(trial, lambda: pickle.loads(packed), answers, anew=True))  # noqa: S301 - as above
+        steps = asyncio.run(run_trial(trial, lambda: pickle.loads(packed), answers, anew=True))  # noqa: S301 - the parent process has pickled the model
         found = [step[0] for step in steps]
     except StepFailed as error:
         found = error

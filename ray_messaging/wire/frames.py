@@ -7,7 +7,8 @@ A frame, in order; all numbers are little endian:
     header length u32
     header                         msgpack array: `Header`
     from_ids, to_ids               i8 for each row (i4 if a flag is set): an int id, or the index of a str id in the
-                                   header's table; with a fold there are no to_ids
+                                   header's table; no to_ids if each row is a broadcast to several hearers
+                                   (a fold)
     columns by flags               deliver i8, ordinal u4, numbers i8 and places u4 of `in_reply_to`, expects_answer u1,
                                    numbers i8 and places u4 of `caused_by`;
                                    numbers u4, kinds of from_ids and to_ids u1, topic u2 (u4 if a flag is set), step
@@ -57,8 +58,8 @@ _ALIGNMENT = 8  # typed columns begin at a multiple of this many bytes from the 
 _NUMBERS, _FROM_KINDS, _TO_KINDS, _TOPIC, _STEPS, _TIMES, _INDEX, _LENGTHS = (1 << bit for bit in range(8))
 _I8, _I4, _F8, _U4, _U2, _U1 = map(np.dtype, ("<i8", "<i4", "<f8", "<u4", "<u2", "u1"))
 
-# Optional columns in their order, which come after the fixed columns. The lengths come last, because they have a row
-# for each line.
+# Optional columns in their order, which come after the fixed columns. The lengths come last, because they have a value
+# for each line, and not for each row.
 _OPTIONAL = (
     (_NUMBERS, _U4), (_FROM_KINDS, _U1), (_TO_KINDS, _U1), (_TOPIC, _U2), (_STEPS, _I8), (_TIMES, _F8), (_INDEX, _U4)
 )  # fmt: skip
@@ -127,7 +128,7 @@ class Header(msgspec.Struct, array_like=True, frozen=True):
     reply_texts: tuple[str, ...] = ()
     audience: tuple[str, _Number] | None = None
     payload_columns: tuple[ColumnField, ...] = ()
-    asked_outside: tuple[tuple[_Number, str, str], ...] = ()  # each item has a row, a mailbox and a message id
+    asked_outside: tuple[tuple[_Number, str, str], ...] = ()  # questions from outside of steps: row, mailbox, id
     fold: tuple[bytes, _Number, bytes] | None = None
     # OpenTelemetry's context of the span in which the batch was sent; b"" if the batch is not traced.
     trace: bytes = b""
@@ -284,7 +285,7 @@ class _FrameReader(msgspec.Struct):
         count = self.rows if rows is None else rows
         return np.frombuffer(self.cut(count * dtype.itemsize), dtype)
 
-    def aligned_column(self, dtype: Any, rows: int) -> Any:  # noqa: ANN401 - as above
+    def aligned_column(self, dtype: Any, rows: int) -> Any:  # noqa: ANN401 - numpy's dtype and array
         """Return the next column that begins at a multiple of 8 bytes."""
         self.at += -self.at % _ALIGNMENT
         return self.column(dtype, rows)

@@ -37,8 +37,8 @@ _NO_FATE = len(FATES)
 _SPREAD = np.uint64(0x9E3779B97F4A7C15)
 _SEND = np.dtype([("message", "<u8"), ("mailbox", "<u8"), ("fate", "u1")])
 _PLACE = np.dtype([("place", "<u8"), ("message", "<u8")])
-# The hash uses a different table of random numbers for each of this many places in a text. Later places use the tables
-# again.
+# The number of the hash's tables of random numbers: one for each of the first bytes of a text. Later bytes use the same
+# tables again.
 _HASHED_PLACES = 256
 
 
@@ -113,9 +113,9 @@ def _messages(part: pa.Table) -> NDArray[np.uint64]:
 def _records(part: pa.Table) -> tuple[NDArray[Any], NDArray[Any], NDArray[np.int64]]:
     """Return, for some rows: records of their sends, records of where they were read, and counts of hearers.
 
-    A row was read from a mailbox, an entry of its stream, and a row in this entry; a flag says whether the entry was a
-    log note (which says what rules did with messages). The counts say, by fate, how many hearers the rows represent
-    beyond one per row.
+    A row was read at a place: its mailbox, the entry of the mailbox's stream, the number of the row in the entry, and
+    whether the entry was a log note (which says what rules did with messages). A row of a broadcast with n hearers
+    stands for n sends. The counts have, by fate, the sum of n - 1 over these rows.
     """
     part = part.combine_chunks()
     messages, mailboxes, entries = _messages(part), hashes(part["mailbox"]), hashes(part["entry"])
@@ -138,15 +138,15 @@ def _records(part: pa.Table) -> tuple[NDArray[Any], NDArray[Any], NDArray[np.int
     folded = np.flatnonzero(pairs != 1)
     if len(folded):
         nobody = pc.and_(part["to_id"].is_null(), part["to_name"].is_null()).to_numpy()[folded]
-        # The hearers of one row have the row's place in common, which is not a fault. The hash of the send makes their
-        # places differ.
+        # The sends to the hearers of one row are all at the row's place, which is not a fault. The hash of the send is
+        # added, so that each of these sends has another place.
         places["place"][folded[~nobody]] += messages[folded[~nobody]]
         np.add.at(more, sends["fate"][folded[nobody]], pairs[folded[nobody]] - 1)
     return sends, places, more
 
 
 def _unheard(part: pa.Table) -> NDArray[np.bool_]:
-    """Return which rows are broadcasts with neither a hearer nor a number of hearers."""
+    """Return, for each row, whether it is a broadcast with neither a hearer nor a number of hearers."""
     nobody = pc.and_(part["to_id"].is_null(), part["to_name"].is_null())
     unheard = pc.and_(pc.and_(part["audience"].is_valid(), part["pairs"].is_null()), nobody)
     return np.asarray(unheard.combine_chunks().to_numpy(zero_copy_only=False))
@@ -157,7 +157,7 @@ class _Partitions:
 
     def __init__(self, stack: ExitStack, dtype: np.dtype[Any], key: str, partitions: int) -> None:
         self._dtype, self._key = dtype, key
-        files = (TemporaryFile(prefix="ray_messaging-balance-") for _ in range(partitions))  # noqa: SIM115 - see below
+        files = (TemporaryFile(prefix="ray_messaging-balance-") for _ in range(partitions))  # noqa: SIM115 - the stack closes the files
         self._files = [stack.enter_context(file) for file in files]
 
     def put(self, records: NDArray[Any]) -> None:

@@ -29,7 +29,7 @@ from ray_messaging.model.fates import STORED
 from ray_messaging.steps.box_frames import FIRST_ADDED, FIRST_OUTSIDE
 
 DEPTH = 3
-MOST = 5  # the most causes of each message in a tree, so with a depth of 3 a tree has at most 155 messages
+MOST = 5  # the most causes of each message in a tree, so a tree of depth 3 has at most 155 causes
 _FACTS = ("message_id", "step", "step_read", "from_id", "to_id", "subtopic")
 _RULES = ("labels", "fate", "rule", "reason")
 _KIND = "kind"
@@ -144,7 +144,7 @@ def check_at_least_1(name: str, value: object) -> int:
 def found_message(view: View, message_id: str) -> LogRow:
     """Return a row of a message, if possible one that was delivered.
 
-    A broadcast's row has the number of all its hearers.
+    For a broadcast, return one of its rows, in which `pairs` is the number of its hearers in all mailboxes.
 
     Raises: UnknownName if no message has the id.
     """
@@ -199,8 +199,8 @@ def hand_of(row: LogRow) -> _Hand | None:
 class _Search:
     """A search for the causes of messages.
 
-    For each pair of a sender and a step, it keeps at most `most` messages. It also keeps the messages that other
-    messages name as their causes.
+    For each sender and step, it keeps the first `most` messages that the sender read in the step. It also keeps the
+    messages that other messages name as their causes.
     """
 
     def __init__(self, view: View, most: int) -> None:
@@ -209,7 +209,7 @@ class _Search:
         self._most = most
         self._hands: dict[_Hand, list[LogRow]] = {}
         self._sizes: dict[_Hand, int] = {}
-        # The messages, by their ids, that other messages answer, or that a sender was handling.
+        # By id: the messages that other messages name as their causes.
         self._known: dict[str, LogRow] = {}
 
     def look_up(self, rows: Iterable[LogRow]) -> None:

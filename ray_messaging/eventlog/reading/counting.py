@@ -41,8 +41,8 @@ def count(view: View, *, by: str | Collection[str] = "fate", **fields: Any) -> p
 class CountSample(NamedTuple):
     """The result of `sample`.
 
-    `counts` is a table as from `count`, `reached` the position of the last row that was looked at, and `share` the
-    fraction of the rows up to there that was counted.
+    `counts` is a table as from `count`. `reached` is the position of the log's last row at that time, and `share` the
+    fraction of the wanted rows up to it that was counted.
     """
 
     counts: pa.Table

@@ -37,7 +37,7 @@ class Effects:
 
     Step `first` is the step in which the message was read.
 
-    If the log has fewer steps than wanted, `end` is the step after the log's last one.
+    If the log has fewer steps than were asked for, `end` is the step after the log's last one.
 
     `agents` is a table with the columns `step` and `agent`. The table has each agent once, with the first step in which
     the agent could have been influenced.
@@ -112,14 +112,14 @@ class _Reach:
     def moved(self, rows: pa.Table) -> pa.Table:
         """Return those rows whose sender the message could have influenced before it sent them.
 
-        These are rows that agents sent in a step.
+        Messages that were not sent by an agent in a step are left out.
         """
         steps, moved = rows["step"].to_numpy(), np.zeros(len(rows), np.bool_)
         for form, agents in self._agents.items():
             places = pc.index_in(rows[f"from_{form}"], agents).fill_null(-1).to_numpy()
             known = np.flatnonzero(places >= 0)
             moved[known] |= self._since[form][places[known]] <= steps[known]
-        # Rows with a higher ordinal were not sent by an agent in a step.
+        # Messages with higher ordinals were added by rules, or were sent outside of steps.
         moved &= rows["ordinal"].to_numpy() < FIRST_ADDED
         return rows.filter(pa.array(moved))
 

@@ -88,7 +88,7 @@ def _decoded(text: str, message_id: str) -> Any:  # noqa: ANN401 - JSON of any s
 
 
 def dicts_of(table: pa.Table) -> Iterator[dict[str, Any]]:
-    """Yield the rows of a `query` as dicts. Ids are in canonical form, times in unix seconds, labels are tuples."""
+    """Yield the rows of a `query` as dicts. Each id is an int or a str, as its agent has it; times are unix seconds."""
     moments = [name for name in ("sent_at", "delivered_at") if name in table.column_names]
     ends = [name for name in ("from_id", "to_id") if name in table.column_names and table[name].type == pa.string()]
     for name in moments:

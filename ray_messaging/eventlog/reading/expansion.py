@@ -203,7 +203,7 @@ def _channels(table: pa.Table) -> pa.Array:
 
 
 def _matching(piece: pa.Table, filters: Filters) -> Iterator[pa.Table]:
-    """Yield a table of the matching rows of a piece, if there are any."""
+    """Yield one table with the matching rows of a piece of a table; yield nothing if no row matches."""
     condition = filters.of_recipient(piece.schema)
     found = piece if condition is None else piece.filter(condition)
     if len(found):

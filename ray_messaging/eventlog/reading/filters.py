@@ -160,7 +160,7 @@ def check_span(name: str, value: range | slice) -> tuple[int, int]:
 def parse_steps(text: str, named: str, field: str) -> int | slice:
     """Return the step or the range of steps that a text such as `5` or `5:10` means.
 
-    Args: For errors, `named` is how the user knows the field.
+    Args: For errors, `field` is the field of the query, and `named` the name by which the user knows it.
     Raises: InvalidQuery if the text cannot be read.
     """
     try:
@@ -341,7 +341,7 @@ def _is_in(column: pc.Expression, values: list[Any]) -> pc.Expression:
     return column == values[0] if len(values) == 1 else column.isin(values)
 
 
-def _within(column: pc.Expression, low: Any, high: Any) -> Iterable[pc.Expression]:  # noqa: ANN401 - values
+def _within(column: pc.Expression, low: Any, high: Any) -> Iterable[pc.Expression]:  # noqa: ANN401 - values of the column
     if low is not None:
         yield column >= low
     if high is not None:

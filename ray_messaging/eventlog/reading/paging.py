@@ -40,7 +40,7 @@ class LogSource(Protocol):
     def follower(self) -> "LogSource":
         """Return a source for one reader of new rows. A source may have a state, so readers must not share one."""
 
-    def ask(self, question: str, **arguments: Any) -> Any:  # noqa: ANN401 - each query has its own
+    def ask(self, question: str, **arguments: Any) -> Any:  # noqa: ANN401 - each query has its own type of result
         """Return the answer to the query `question`, one of `questions.QUESTIONS`."""
 
     def wait(self, position: int, timeout_s: float) -> bool:

@@ -23,7 +23,7 @@ from ray_messaging.eventlog.reading.scan import View, in_threads, scan
 from ray_messaging.eventlog.reading.scan import has_names as names_are_in
 from ray_messaging.model.fates import STORED
 
-REACHED = b"reached"  # the key, in the metadata of a result, of the last position that was examined
+REACHED = b"reached"  # a result's metadata have the last examined position under this key
 EDGE = ("from_id", "to_id", "sent_at", "step", "subtopic", "message_id")
 _IN_TIME = [("sent_at", "ascending"), ("position", "ascending")]
 SIZE = "payload_bytes"
@@ -91,7 +91,7 @@ def conversation(
     limit = Filters(**fields).limit
     ends = {"from_id": [one, other], "to_id": [one, other]}
     table = query(view, text=text, expand=True, **(fields | ends | {"limit": None}))
-    if one != other:  # otherwise these would be the messages that an agent sent to itself
+    if one != other:  # an agent's messages to itself are no part of the conversation
         table = table.filter(pc.not_equal(*(table[name].cast(pa.string()).fill_null("") for name in ends)))
     return table.sort_by(_IN_TIME).slice(0, limit)
 

@@ -43,7 +43,7 @@ QUESTIONS: dict[str, Callable[..., Any]] = {
 COLLECTED = frozenset(("series", "calls", "sql", "why"))  # queries that read data from `collect=` or `me.remember`
 
 
-def answer(view: View, question: str, arguments: dict[str, Any]) -> Any:  # noqa: ANN401 - each query has its own
+def answer(view: View, question: str, arguments: dict[str, Any]) -> Any:  # noqa: ANN401 - each query has its own type of result
     """Answer one of the queries in QUESTIONS. The answer can be pickled.
 
     Raises: InvalidQuery for an unknown query or an invalid field; LogError if the log cannot be read; Unbalanced if the

@@ -41,7 +41,7 @@ _FORMAT = ds.ParquetFileFormat(  # these settings keep a reader from buffering w
     default_fragment_scan_options=ds.ParquetFragmentScanOptions(page_checksum_verification=True, pre_buffer=False)
 )
 
-# The seconds that the reading of this context may take, and the monotonic time at which they are over.
+# The limit that `time_limit` has set for this context: its seconds, and the monotonic time at which they are over.
 _limit: ContextVar[tuple[float, float] | None] = ContextVar("limit", default=None)
 
 

@@ -39,9 +39,10 @@ Retry = Callable[[Callable[[], Awaitable[Any]]], Awaitable[Any]]
 class Hearers(NamedTuple):
     """The agents of one mailbox that hear each row of some broadcasts.
 
-    `agents` is the digest of all agents of the mailbox, and `pairs` the number of hearers of each row. The sender's
-    audience names agents of this mailbox. If a row is not in `kept`, all of these hear it. Otherwise `kept` has the
-    indices, among these, of the agents that hear it.
+    `agents` is the digest of the set of all agents of the mailbox, and `pairs` has the number of hearers of each row.
+    The audience names the agents of the mailbox that hear a sender. If all of them hear a row, the row is not in
+    `kept`. If only some of them hear it, because of rules, `kept[row]` has the indices of these in the list of all that
+    the audience names, as bytes (see `encode_kept`).
     """
 
     agents: str
@@ -248,7 +249,7 @@ class FrameHearers:
         return None
 
     def unamended(self, batch: Batch, amendments: Sequence[Batch]) -> Batch | None:
-        """Return the broadcasts of a batch that reach some hearers unchanged by rules for whole steps.
+        """Return the broadcasts of a batch to those hearers for whom no rule for whole steps blocked or changed them.
 
         None: there are no such broadcasts.
 

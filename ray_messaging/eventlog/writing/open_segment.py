@@ -28,7 +28,7 @@ _LEVELS = (64, 4_096)
 
 
 class SegmentContent(NamedTuple):
-    """The rows of the log that a file is to hold, and the positions up to which the streams were read then."""
+    """The rows of the log that a file is to hold, and the positions up to which the streams had been read."""
 
     number: int
     table: pa.Table | None  # None: there are no rows

@@ -1,6 +1,6 @@
 """Durable storage of segments, the Parquet files of the log.
 
-Once a segment is stored, the server may trim the streams. Failures are reported, and the call is repeated.
+Once a segment is stored, the server may trim the streams. A write that fails is reported and repeated.
 
 A server may lose the streams, if it is flushed or restored from an older state. Then the rows that this process has
 already read are the only copy. They are still written, unless a newer writer owns the folder.
@@ -33,7 +33,9 @@ _TAKE_OVER_S = 20.0
 
 
 class SegmentStore:
-    """Storage of one writer's segments (the Parquet files of the log), one at a time. `closed` are the complete ones.
+    """Storage of one writer's segments (the Parquet files of the log), one at a time.
+
+    `closed` has the segments that get no more rows.
 
     The positions in the streams are not kept for old segments, because the next segment has all of them again.
 

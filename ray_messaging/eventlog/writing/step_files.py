@@ -108,7 +108,7 @@ class CheckpointWriter:
             progress = await self._retry(self._store.progress)
             if progress.sealed >= self._next:
                 await self._take(progress)
-            # In a failover the server has lost the request to stop after that step, so the request is repeated.
+            # After a failover, the server may lack the request to stop after that step, so the request is repeated.
             elif progress.holds.get(CHECKPOINT) != self._next:
                 await self._hold(self._next)
             else:

@@ -105,9 +105,9 @@ class StepFeed:
         progress = await self._store.progress()
         held = progress.holds.get(HOLD)
         handled, outside = position or self.position
-        # The server decides where the log continues. If the server has no hold, it has not kept the boxes of sealed
-        # steps. If it has one, the steps up to the hold are in files. A server that begins anew also begins the numbers
-        # of its steps anew.
+        # The server decides where the log continues. A hold is a request to keep the boxes of the steps after a given
+        # step. If the server has no hold of the log, it has not kept the boxes of sealed steps. If it has one, the
+        # steps up to the hold are in files. A server that begins anew also begins the numbers of its steps anew.
         handled = progress.sealed if held is None else min(max(handled, held), progress.sealed)
         await self._store.hold(HOLD, handled)
         self._held = handled
@@ -211,11 +211,14 @@ class StepFeed:
             await self._take(rows, partial(self._move, StepPosition(handled, outside)), "")
 
     async def _parts(self, box: str, step: int, covers: list[Cover]) -> list[tuple[LoggedPart, bool]]:
-        """Return the rows of a box (what one mailbox reads in one step) that belong to a step in the log.
+        """Return those rows of a box (what one mailbox reads in one step) that the log has under `step`.
+
+        If the box is read in `step` itself, these are the messages from outside of steps. If it is read in a later
+        step, these are the messages that groups sent in `step`.
 
         Each part comes with a bool, which says whether it has changes that rules for whole steps made.
 
-        Args: `covers` says whose frames in the box are valid.
+        Args: `covers` says which attempts at steps have valid frames in the box.
         """
         if _step_of(box) == step:
             return [(part, False) for part in self._fresh(box, *await self._frames(box, covers, _START))]
@@ -234,8 +237,8 @@ class StepFeed:
     ) -> tuple[list[BoxFrame], FrameHearers]:
         """Return the valid frames of a box (what one mailbox reads in a step), and whom their broadcasts reach.
 
-        Args: `covers` says whose frames are valid. Reading begins after the entry `after`. `step` is the step in which
-        the frames were sent (None: they come from outside of steps).
+        Args: `covers` says which attempts at steps have valid frames. Reading begins after the entry `after`. `step` is
+        the step in which the frames were sent (None: they come from outside of steps).
         """
         named = {(cover.group, cover.sent, cover.attempt) for cover in covers}
         frames: list[BoxFrame] = []
@@ -298,7 +301,7 @@ class StepFeed:
             if mailbox != NOTES and amends(frame, batch):
                 return None  # notes have the rows of these broadcasts
             if batch.lines is None or batch.ordinal is None:
-                raise FrameError("the frame lacks the payloads or the numbers that messages of a step have")  # noqa: TRY301 - one way out
+                raise FrameError("the frame lacks the payloads or the numbers that messages of a step have")  # noqa: TRY301 - reported below
             if batch.fold is not None and amendments:
                 found = hearers_of.unamended(batch, amendments)
                 if found is None:
@@ -487,10 +490,10 @@ def _text(counts: Counter[str]) -> str:
 
 
 def _by_step(boxes: Mapping[str, Sequence[Cover]]) -> dict[int, dict[str, list[Cover]]]:
-    """Group the records that say which frames are valid by the step in which the frames' messages were sent.
+    """Group covers by the step in which their messages were sent; return {step: {box: covers}}.
 
-    Each record is a cover, and `boxes` has the covers of each box (what one mailbox reads in one step). A cover of
-    messages from outside of steps belongs to the step in which they are read.
+    A cover is a record that says which frames of a box (what one mailbox reads in one step) are valid. `boxes` has the
+    covers of each box. Covers of messages from outside of steps are grouped by the step in which these are read.
     """
     found: dict[int, dict[str, list[Cover]]] = {}
     for box, covers in boxes.items():

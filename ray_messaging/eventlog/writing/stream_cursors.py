@@ -67,7 +67,7 @@ class StreamCursors:
         self._changed.intersection_update(self.cursors)
 
     def next_read(self) -> Read:
-        """Return the next read.
+        """Return the arguments of the next read.
 
         It reads all streams, or if they could return too much in one read, some of the streams in turn.
         """

@@ -144,7 +144,7 @@ class StreamReader:
 
 
 class ReadAhead:
-    """Reads of the streams. Each read begins before a caller asks for its entries.
+    """Reads of the streams. After a read that returned many bytes, the next read begins before a caller asks for it.
 
     `little` says whether the last read returned few bytes.
     """

@@ -6,7 +6,8 @@ from typing import Final
 from ray_messaging.observability.health.findings import Finding, ok, warning
 
 AS_OF: Final = "July 2026"  # the month of the latest security releases in MENDED
-# The first release of each line without known holes. Lines that are not here get no fixes, unless they are newer.
+# For each line of releases, such as 7.2, the first release without known holes. Other lines get no fixes, unless they
+# are newer than all of these.
 MENDED: Final[Mapping[str, tuple[tuple[int, int, int], ...]]] = {
     "Redis": ((7, 2, 15), (7, 4, 10), (8, 2, 8), (8, 4, 5), (8, 6, 5), (8, 8, 1)),
     "Valkey": ((7, 2, 14), (8, 0, 10), (8, 1, 9), (9, 0, 5), (9, 1, 1)),

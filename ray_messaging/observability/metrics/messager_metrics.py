@@ -43,7 +43,7 @@ class MessagerMetrics(Observer):
         self._batches = Histogram(MESSAGES)
         self._seconds = {name: Histogram(SECONDS) for name in _SECONDS}
 
-    def batch_taken(self, messages: int, seconds: float) -> None:  # noqa: ARG002 - an Observer's
+    def batch_taken(self, messages: int, seconds: float) -> None:  # noqa: ARG002 - an argument of Observer's method
         """Record for how many seconds a batch collected messages, before it was closed."""
         self._seconds["accept"].observe(seconds)
 
@@ -61,12 +61,12 @@ class MessagerMetrics(Observer):
         """Count messages that a rule has blocked."""
         self._blocked[rule] += messages
 
-    def frame_written(self, mailbox: str, messages: int, nbytes: int) -> None:  # noqa: ARG002 - an Observer's
+    def frame_written(self, mailbox: str, messages: int, nbytes: int) -> None:  # noqa: ARG002 - an argument of Observer's method
         """Count a frame that was written, and its bytes."""
         self._counts["frames"] += 1
         self._counts["frame_bytes"] += nbytes
 
-    def call_made(self, frames: int, seconds: float) -> None:  # noqa: ARG002 - an Observer's
+    def call_made(self, frames: int, seconds: float) -> None:  # noqa: ARG002 - an argument of Observer's method
         """Record the duration, in seconds, of a call to the server that writes frames."""
         self._seconds["write"].observe(seconds)
 
@@ -78,15 +78,15 @@ class MessagerMetrics(Observer):
         """Record the age of the oldest message of a fetch."""
         self._seconds["delivery"].observe(seconds)
 
-    def step_committed(self, step: int, seconds: float) -> None:  # noqa: ARG002 - an Observer's
+    def step_committed(self, step: int, seconds: float) -> None:  # noqa: ARG002 - an argument of Observer's method
         """Record for how many seconds a step was open."""
         self._seconds["step"].observe(seconds)
 
-    def connected(self, server: str) -> None:  # noqa: ARG002 - an Observer's
+    def connected(self, server: str) -> None:  # noqa: ARG002 - an argument of Observer's method
         """Count a new connection to the server."""
         self._counts["connections"] += 1
 
-    def retried(self, server: str, error: BaseException) -> None:  # noqa: ARG002 - an Observer's
+    def retried(self, server: str, error: BaseException) -> None:  # noqa: ARG002 - an argument of Observer's method
         """Count a call to the server that failed and is repeated."""
         self._counts["retries"] += 1
 

@@ -194,7 +194,10 @@ class SentBatch:
         batch.trace = TracePoint(packed(self._judge), time())
 
     def judged(self, blocked: Sized, deferred: Sized, route: str) -> None:
-        """End the judge span, and record in it the verdicts and the route by which they came."""
+        """End the judge span, and record in it how many messages were blocked and deferred, and the `route`.
+
+        `route` is the kind of access to the rules, such as "lane" for a socket of the interceptor.
+        """
         assert self._judge is not None
         counts = {"ray_messaging.blocked": len(blocked), "ray_messaging.deferred": len(deferred)}
         self._judge.set_attributes({**counts, "ray_messaging.route": route})
