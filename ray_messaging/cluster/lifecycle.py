@@ -339,7 +339,11 @@ def leave(
     timeout_s: float = _CLOSE_S,
     **kwargs: Any,  # noqa: ANN401 - a method's arguments
 ) -> None:
-    """Close actors, and then kill them. `calls` are calls of these actors whose results are not needed any more."""
+    """Close actors, and then kill them.
+
+    Args: `calls` are calls of these actors whose results are not needed any more. `kwargs` are passed to the method
+    `close` of each actor, which has `timeout_s` seconds.
+    """
     attempt([actor.close.remote(**kwargs) for actor in actors], timeout_s=timeout_s)
     # The results are read, because otherwise Ray would print the errors of these calls, and say that it repeats the
     # calls, which is not true.

@@ -132,7 +132,8 @@ class GroupLane:
         return None
 
     async def _open(self) -> "Connection | None":
-        # The actor's next process has another lane. A Ray call during the restart would fail only after seconds.
+        # The actor's next process has another socket. It is waited for, because a Ray call during the restart would
+        # take seconds to fail.
         if self._lost:
             await wait_restart(self._waiting, self._actor, self._wait_s)
             self._route.address, self._lost = None, False
@@ -276,7 +277,7 @@ class LoopConnection:
     def __init__(self, process: str, client: LaneClient, life: Life) -> None:
         self.process = process
         self._client = client
-        self._life = life  # closes the client, also when nothing refers to it any more
+        self._life = life  # closes the client when the event loop ends, or when this connection is dropped
         self._loop = asyncio.get_running_loop()
         self.turn = asyncio.Semaphore(_SENDS)  # a send waits while too many others have no answer
         self._calls = 0  # the number of calls that have no answer yet
