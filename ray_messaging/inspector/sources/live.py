@@ -94,7 +94,7 @@ class LiveSource(RunFacts):
         return self._messaging.log
 
     def traffic(self) -> TrafficBins | None:
-        """Return the traffic of the last minute, or of the last steps.
+        """Return the numbers of messages of the last minute, or of the last steps; None if there is no log.
 
         If many rows have come since the last call, a sample of them is counted.
         """

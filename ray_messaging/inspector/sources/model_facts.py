@@ -42,7 +42,10 @@ class ModelParameter(NamedTuple):
 
 
 def settings_of(function: Callable[..., Any]) -> list[ModelParameter]:
-    """Return a function's parameters, as its defaults and types give them; raise ConfigError if one has no default."""
+    """Return the parameters of a function, with the values that their defaults and type hints allow.
+
+    Raises: ConfigError if a parameter has no default, or a default that a page cannot show.
+    """
     try:
         hints = get_type_hints(function, include_extras=True)
     except (NameError, TypeError):  # an annotation has a name that is not defined
