@@ -111,7 +111,7 @@ class A2AServer(AbstractContextManager["A2AServer"]):
         await asyncio.wait([serving])  # unlike `await serving`, this raises no error, so that `close` goes on
 
     def url_of(self, agent: AgentId) -> str:
-        """Return the base URL of an agent, from which a client gets its card; raise ConfigError for another agent."""
+        """Return an agent's base URL, from which clients get its card; raise ConfigError if the agent is not served."""
         if check_id(agent) not in self.agents:
             raise ConfigError(f"agent {agent!r} is not exposed: add it to the agents= of messaging.expose")
         return f"{self.url}/agents/{quote(str(agent), safe='')}"

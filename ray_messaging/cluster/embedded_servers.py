@@ -159,7 +159,7 @@ def _lost(exp_id: str, which: str, node: str, facts: Mapping[str, Any]) -> str:
 def config_here(config: ServerConfig) -> ServerConfig:
     """Return the server's config for a group in this process.
 
-    If one of several servers is on this node, large frames that the group sends are stored there.
+    If one of several servers is on this node, the large messages that the group sends in steps are stored there.
     """
     if isinstance(config, ShardsConfig) and config.nodes:
         return config.on_node(context().get_node_id())

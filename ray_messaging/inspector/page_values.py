@@ -72,7 +72,7 @@ class BusiestAgents:
 class Series:
     """Values by step for a chart, such as those that a run has recorded with `collect`.
 
-    Each of the `lines`, which are named, has a value for each of the `steps`, or None where there is no value.
+    `lines` has, by name, a list with a value for each of the `steps` (None: the step has no value).
     """
 
     steps: list[int]
@@ -202,8 +202,8 @@ class StepFacts:
     """The state of the steps.
 
     `now` is the first step that some group has not committed. `target` is the step after which the steps pause (None:
-    they do not pause). `waiting` has the groups for which other groups wait, each with its step. `resting` is True if
-    no step is open.
+    they do not pause). `waiting` has the groups for which other groups wait, each with the step that it must commit.
+    `resting` is True if no step is open.
     """
 
     now: int
@@ -289,7 +289,7 @@ class RowQuery:
 
 @dataclass(frozen=True, slots=True)
 class AgentFacts:
-    """Facts about an agent: its group, its messages by fate, its neighbours, and its state or last values."""
+    """Facts about an agent: its group, its messages by fate, its neighbours, and its state or last collected values."""
 
     name: str
     sent: dict[str, int]

@@ -115,7 +115,7 @@ class GroupActor:
         return self._newest
 
     async def ready(self) -> None:
-        """Do nothing if the group could start; otherwise raise the error that prevents its start."""
+        """Return once the actor has started; raise the error that prevents the group's start, if there is one."""
         _ = self._host
 
     async def lane(self) -> tuple[str, int, str]:

@@ -107,7 +107,7 @@ class InterceptorActor:
     def _check_ours(self, exp_id: str | None) -> None:
         """Raise ConfigError if the caller belongs to another experiment than this interceptor.
 
-        Epochs are compared elsewhere. But these small numbers may be equal in two experiments by chance.
+        Elsewhere only the interceptors' epochs are compared, small numbers that two experiments may have in common.
         """
         ours = self._host.experiment.exp_id
         if exp_id not in {None, ours}:

@@ -99,7 +99,7 @@ class LogActor:
         return of_log(await self.stats())
 
     async def close(self) -> None:
-        """Write a row for everything that was sent, and stop."""
+        """Write the log's rows of all messages that were sent, and stop."""
         if self._metrics is not None:
             await self._metrics.stop()
         retried = await self._start.stop()

@@ -176,7 +176,7 @@ class LogHost:
             folder_records.write_rule_changes(self._folder, [])
 
     async def close(self, *, killed: bool = False) -> None:
-        """Write a row for everything that was sent, and remove the log's stream from the server.
+        """Write the log's rows of all messages that were sent, and remove the log's stream from the server.
 
         The folder is not removed.
 

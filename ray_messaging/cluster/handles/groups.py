@@ -107,7 +107,7 @@ class Groups:
         return self.known.setdefault(name, self._handle(name, actor))
 
     def all(self) -> list[Group]:
-        """Return the groups that `create` made, in any process, by name."""
+        """Return the groups that `create` made, in any process, sorted by name."""
         found = []
         for name in self._names():
             try:

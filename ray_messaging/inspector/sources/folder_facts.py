@@ -94,7 +94,7 @@ class FolderFacts(RunFacts):
         return traffic_of(bins, start, width, count, rows, rows / span if span else None, in_steps=in_steps)
 
     def society(self) -> BusiestAgents:
-        """Return the busiest agents and pairs of the whole run."""
+        """Return the agents, and the pairs of agents, with the most messages in the whole run."""
         return self._once(self._society)
 
     def _society(self, _rows: int) -> BusiestAgents:

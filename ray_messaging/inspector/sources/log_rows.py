@@ -153,7 +153,10 @@ class RunFacts:
         return None
 
     def society(self) -> BusiestAgents | None:
-        """Return the busiest agents in a running experiment's last messages, or in a whole log; None without a log."""
+        """Return the agents, and the pairs of agents, with the most messages; None if there is no log.
+
+        For a running experiment only its last messages are counted, otherwise the whole log.
+        """
         return None
 
     def series(self, agent: str | None = None) -> Series | None:  # noqa: ARG002 - for subclasses

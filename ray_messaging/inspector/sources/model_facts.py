@@ -95,8 +95,9 @@ def _is_pair(bounds: object) -> bool:
 class ModelFacts(RunFacts):
     """A run of a local model, which all readers of its page share.
 
-    Args: `function` takes the parameters, each with a default, and returns the arguments of `ray_messaging.run` as a
-    dict, with "model". The model and other functions among them may take parameters by name, as in `batch_run`.
+    Args: `function` takes the parameters, each with a default, and returns the arguments of `ray_messaging.run`,
+    including "model", as a dict. The model and other functions in this dict may take parameters by name, as in
+    `batch_run`.
     """
 
     lacks = _PAGES

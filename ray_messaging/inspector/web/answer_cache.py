@@ -1,4 +1,4 @@
-"""Cache between the pages and a source. It computes answers in threads, and shares them among all pages."""
+"""Cache of the answers that a source gives to the pages. Answers are computed in threads, and shared by all pages."""
 
 import asyncio
 import time

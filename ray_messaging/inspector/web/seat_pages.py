@@ -145,7 +145,7 @@ class _SeatPages:
         return answer
 
     async def news(self, request: Request) -> Response:
-        """Wait some seconds until the seat's page has something new to show, and return what the page shows."""
+        """Wait until the seat's page has something new to show, but only some seconds; return what the page shows."""
         agent = await self._admitted(request)
         seen = request.query_params.get("seen", "")
         version = int(seen) if seen.isdecimal() and len(seen) < _DIGITS else -1

@@ -730,7 +730,7 @@ class GroupService:
     async def end(self, left: Sequence[Message], ended: str) -> None:  # noqa: ARG002 - a Service's
         """End the service. Messages that are not handled are delivered to the next fetch at once.
 
-        Args: `ended` is the reason that askers get, or "" if there is nothing to record.
+        Args: `ended` says why the service has ended, for those whose questions get no answer ("": do not record this).
         """
         if ray.is_initialized():  # without Ray the group has ended, or will end with its driver
             await self._group.give_up_unacked()

@@ -270,8 +270,8 @@ class LoopConnection:
     """A connection to a group's actor for all calls of one event loop, many at once.
 
     A call without an answer is made again through Ray. A call may take long, because of many other calls or a slow
-    rule, so a single call has no timeout. But if for a while neither a call nor an AliveCall is answered, the
-    connection and all its calls are given up.
+    rule, so a single call has no timeout. But if for a while no call is answered, and no AliveCall, which asks only for
+    a sign of life, the connection and all its calls are given up.
     """
 
     def __init__(self, process: str, client: LaneClient, life: Life) -> None:
