@@ -268,7 +268,7 @@ def _remove(folder: "Folder") -> None:
     if folder.local:
         shutil.rmtree(folder.path, ignore_errors=True)
     else:
-        with suppress(LogError):  # the error that prevented the start is raised
+        with suppress(LogError):  # the error that prevented the start is raised instead
             folder.erase(records=True)
 
 

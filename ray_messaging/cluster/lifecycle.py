@@ -88,8 +88,8 @@ class StartedExperiment:
         self._start_servers(spec, kept)
         # All calls of this actor may be repeated, so Ray is allowed to repeat them.
         options = ACTOR | {"max_restarts": -1, "max_task_retries": -1, "name": spec.interceptor_name}
-        # The interceptor runs on the node of this process, like the embedded primary and the log, and ends with the
-        # node. The affinity is hard, because Ray ignores a soft one for an actor that asks for no resources.
+        # The interceptor runs on the node of this process, like the first embedded server and the log's actor, and ends
+        # with the node. The affinity is hard, because Ray ignores a soft one for an actor that asks for no resources.
         options["scheduling_strategy"] = NodeAffinitySchedulingStrategy(node, soft=False)
         try:
             # For a restart, Ray stores copies of small arguments. Large ones, such as a long black list, must stay in

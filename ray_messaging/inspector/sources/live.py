@@ -117,7 +117,10 @@ class LiveSource(RunFacts):
         return replace(by_step, per_second=in_time.per_second)
 
     def society(self) -> BusiestAgents | None:
-        """Return the agents, and the pairs of agents, with the most messages among the last ones; None without a log."""
+        """Return the agents, and the pairs of agents, with the most messages among the last ones.
+
+        Return None if there is no log.
+        """
         if self._messaging.log_dir is None:
             return None
         return society_of(self.log, after=max(-1, self.log.end - _MOST_COUNTED))

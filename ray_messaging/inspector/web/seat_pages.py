@@ -31,7 +31,7 @@ _LOOK_S: Final = 1.0  # seconds between two reads of the experiment's seats
 _MOST_BYTES: Final = 2**20  # the most bytes of a request
 _COOKIE_S: Final = 30 * 24 * 3600  # a month, so that a person who comes back after some days needs no new link
 _DIGITS: Final = 16
-_AT_ONCE: Final = 10  # the most requests for news that wait for one seat
+_AT_ONCE: Final = 10  # the most requests that wait for a change of one seat's page
 _HTML: Final = (Path(__file__).parents[1] / "pages" / "seat.html").read_text()
 
 
@@ -79,7 +79,7 @@ class _SeatPages:
         self._looked = float("-inf")
         # The task that reads the list of seats. A request for an unknown seat waits for its end.
         self._look: asyncio.Task[None] | None = None
-        self._waiting: dict[AgentId, int] = {}  # how many requests for news wait, by agent
+        self._waiting: dict[AgentId, int] = {}  # by agent, how many requests wait for a change of the page
 
     async def _call(self, method: str, *arguments: object, **named: object) -> Any:  # noqa: ANN401 - of the desk
         call = partial(getattr(self._interceptor, method).remote, *arguments, **named)
