@@ -40,9 +40,9 @@ def _parts_of(payload: object) -> list[Part]:
 def payload_of(parts: Sequence[Part]) -> dict[str, Any]:
     """Return the payload for the parts of an A2A message.
 
-    The field `content` has the texts of all text parts, joined by line breaks. If there is a single data part with a
-    JSON object, the object's fields become fields of the payload. Otherwise the field `data` has a list of all data. It
-    also has such an object if both the object and the texts would fill `content`.
+    The field `content` has the texts of all text parts, joined by line breaks. If the only data part is a JSON object,
+    the object's fields become fields of the payload, unless it has a `content`, too, and there are texts. Otherwise the
+    field `data` has a list of the data of all data parts.
 
     Raises: InvalidPayload for a part that is neither text nor data, such as a file, or if there are no parts.
     """
