@@ -12,14 +12,17 @@ from ray_messaging.errors import InvalidPayload
 
 
 def parts_of(payload: object) -> list[Part]:
-    """Return a payload as parts: its `content` as a text, and everything else as data.
+    """Return a payload as the parts of an A2A message.
+
+    A payload that is a str becomes a text part. If a payload is a dict with a str as its `content`, this str becomes a
+    text part, and the other fields become a data part. Any other payload becomes a data part.
 
     Raises: InvalidPayload if A2A cannot carry a value of the payload, or would change it.
     """
     _check_exact(payload)
     try:
         return _parts_of(payload)
-    except Exception as error:  # Protobuf has errors of its own, such as of bytes, or of data that are too deep.
+    except Exception as error:  # Protobuf raises errors of its own types, such as for bytes or deeply nested data.
         raise InvalidPayload(
             f"A2A cannot carry the payload, because A2A accepts only JSON, where all keys are strs: {error}"
         ) from error
@@ -35,15 +38,17 @@ def _parts_of(payload: object) -> list[Part]:
 
 
 def payload_of(parts: Sequence[Part]) -> dict[str, Any]:
-    """Return parts as a payload: the texts are in `content`, joined by line breaks.
+    """Return the payload for the parts of an A2A message.
 
-    If there is one JSON object, its fields are fields of the payload. Other JSON data are a list in `data`.
+    The field `content` has the texts of all text parts, joined by line breaks. If the only data part is a JSON object,
+    the object's fields become fields of the payload, unless it has a `content`, too, and there are texts. Otherwise the
+    field `data` has a list of the data of all data parts.
 
     Raises: InvalidPayload for a part that is neither text nor data, such as a file, or if there are no parts.
     """
     try:
         texts, data = get_text_parts(parts), [_with_whole_numbers(each) for each in get_data_parts(parts)]
-    except Exception as error:  # Protobuf has errors of its own, such as of NaN.
+    except Exception as error:  # Protobuf raises errors of its own types, such as for NaN.
         raise InvalidPayload(f"the message has data that are not JSON: {error}") from error
     if not parts or len(texts) + len(data) != len(parts):
         raise InvalidPayload("the message must consist of texts and JSON data, without files and URLs")
@@ -54,7 +59,7 @@ def payload_of(parts: Sequence[Part]) -> dict[str, Any]:
 
 
 def _check_exact(value: object) -> None:
-    """Raise InvalidPayload for a number that JSON lacks, or that A2A, which has floats only, would change."""
+    """Raise InvalidPayload if `value` has a number that JSON lacks, such as NaN, or an int that a float cannot hold."""
     if isinstance(value, dict):
         for each in value.values():
             _check_exact(each)

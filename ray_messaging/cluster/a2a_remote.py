@@ -32,14 +32,14 @@ if TYPE_CHECKING:
 
 _MOST_BYTES = 4 << 20  # the most bytes of a response
 _CONNECT_S = 10.0
-_PORTS = {"http": 80, "https": 443}  # a URL without a port means these
+_PORTS = {"http": 80, "https": 443}  # the ports of URLs that name no port
 _POLL_S = 1.0  # seconds between two requests that ask whether a task has ended
 _ERROR_WIDTH = 500
-_CONCURRENCY = 100  # the most messages that an outside agent has at a time from one process
+_CONCURRENCY = 100  # how many messages of one process may wait at a time for answers of an outside agent
 _NO_NAME = re.compile(r"[^A-Za-z0-9._-]")
 _ENDED = {
     TaskState.TASK_STATE_COMPLETED,
-    TaskState.TASK_STATE_INPUT_REQUIRED,  # the agent asks back, which is an answer, too
+    TaskState.TASK_STATE_INPUT_REQUIRED,  # the agent asks a question in return, which counts as its answer
 }
 _FAILED = {
     TaskState.TASK_STATE_FAILED,
@@ -47,8 +47,8 @@ _FAILED = {
     TaskState.TASK_STATE_REJECTED,
     TaskState.TASK_STATE_AUTH_REQUIRED,
 }
-WAITING = "waiting"  # the key of the state that holds the messages without an answer
-ANSWERS = "answers"  # the key of a payload that says which message it answers
+WAITING = "waiting"  # the key in `me.state` of the messages that the outside agent has not answered yet
+ANSWERS = "answers"  # the key in an answer's payload of the id of the message that it answers
 
 
 class RemoteFailure(Exception):
@@ -56,7 +56,9 @@ class RemoteFailure(Exception):
 
 
 class RemoteAgent(AbstractContextManager["RemoteAgent"]):
-    """An outside agent under an id of the experiment. In an experiment with steps it is a model for `messaging.run`.
+    """An agent of another program, called by the Agent2Agent protocol (A2A), that has an id in the experiment.
+
+    In an experiment with steps this object is passed to `messaging.run` as the model of the agent.
 
     Args: `experiment` is the name of the experiment. The other arguments are as for `Messaging.remote_agent`.
     """
@@ -110,7 +112,7 @@ class RemoteAgent(AbstractContextManager["RemoteAgent"]):
         if self._loop is None:
             self._loop = SharedLoop("remote agent")
             self._loop.enter()
-            self._life = finalize(self, self._loop.leave)  # nobody calls `close` in a group's process
+            self._life = finalize(self, self._loop.leave)  # in a group's process nobody calls `close`
         return self._loop
 
     # -- outside of steps -----------------------------------------------------------------------------------------
@@ -163,9 +165,10 @@ class RemoteAgent(AbstractContextManager["RemoteAgent"]):
     # -- in steps -------------------------------------------------------------------------------------------------
 
     async def __call__(self, me: "Agent", inbox: "Messages") -> None:
-        """Pass the messages of a step on to the outside agent, and send the answers that have come.
+        """Pass the messages of a step on to the outside agent, and send the agent's answers to the messages' senders.
 
-        These may answer messages of earlier steps.
+        If the agent has not answered a message in time, its answer is sent in one of the next `late_steps` steps. If
+        there is no answer by then, the sender gets an error as the answer. The user gets this error at once.
 
         The agent's answers, and the fact that an answer was late, are remembered. So they are the same if the step runs
         again, and in a fork.
@@ -177,7 +180,7 @@ class RemoteAgent(AbstractContextManager["RemoteAgent"]):
         async def ask_remote(message_id: str, payload: object, task: str | None, since: int) -> dict[str, Any]:
             return await self._within_limit(message_id, payload, task, wait=me.step == since)
 
-        asks = by_content(ask_remote, sample=None)  # Another run must not be told that an answer was late in this run.
+        asks = by_content(ask_remote, sample=None)  # Other runs do not share answers that may be late.
 
         async def ask(message_id: str, payload: object, task: str | None, since: int) -> dict[str, Any]:
             try:
@@ -242,8 +245,8 @@ class RemoteAgent(AbstractContextManager["RemoteAgent"]):
         async with self._places, self._client() as client:
             if task is not None:
                 return await _result(client, await client.get_task(GetTaskRequest(id=task)))
-            # A former process may have sent the message already. The outside agent can tell by the id. A fork and
-            # other experiments have other ids, although their own ids of messages are often the same.
+            # An earlier process may have sent this message already: by its id the outside agent recognises it. The id
+            # includes the experiment's name, because messages of other experiments and of forks often have equal ids.
             sent_id = f"{self._experiment}/{self.id}/{message_id}"
             message = A2AMessage(message_id=sent_id, role=Role.ROLE_USER, parts=parts_of(payload))
             known: Task | None = None
@@ -260,7 +263,7 @@ class RemoteAgent(AbstractContextManager["RemoteAgent"]):
 
     @asynccontextmanager
     async def _client(self) -> AsyncIterator[Client]:
-        # Without compression the bytes that come are those that need memory.
+        # The limit for a response's size counts the bytes that arrive. Compressed bytes could need far more memory.
         headers = {"accept-encoding": "identity"}
         headers |= {} if self._token is None else {"authorization": f"Bearer {self._token}"}
         timeout = httpx.Timeout(None, connect=_CONNECT_S)
@@ -360,13 +363,16 @@ def _answer(task: Task) -> dict[str, Any]:
 
 
 class _Bounded(httpx.AsyncHTTPTransport):
-    """Transport that ends a response if it is too large.
+    """HTTP transport that refuses a response that is too large.
 
-    A compressed response is ended, too, because its full size is not known in advance.
+    It also refuses a compressed response, because its full size is not known in advance.
     """
 
     async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
-        """Send a request; the body of its response is bounded."""
+        """Send a request and return its response. Reading the body raises RemoteFailure if the body is too large.
+
+        Raises: RemoteFailure if the response is compressed.
+        """
         response = await super().handle_async_request(request)
         if (encoding := response.headers.get("content-encoding", "identity").lower()) != "identity":
             await response.aclose()

@@ -50,14 +50,17 @@ from ray_messaging.messager import Messager
 
 _MOST_BYTES = 4 << 20  # the most bytes of a request
 _MOST_TASKS = 1_000  # the most tasks of an agent that are kept for GetTask
-_MOST_ASKED = 1_000  # the most questions at a time to an agent
+_MOST_ASKED = 1_000  # how many questions may wait at a time for answers of one agent
 _MOST_REQUESTS = 1_000  # the most requests at a time
 _GRACE_S = 1
 _MODES = ["text/plain", "application/json"]
 
 
 class A2AServer(AbstractContextManager["A2AServer"]):
-    """Handle of a server for outside clients, with its `url`, `token` and `url_of(agent)`. `close` ends the server."""
+    """A server in this process by which clients outside of the experiment ask its agents. `close` ends the server.
+
+    A client needs `token` and `url_of(agent)`. `url` is the address of the server.
+    """
 
     def __init__(
         self,
@@ -105,10 +108,10 @@ class A2AServer(AbstractContextManager["A2AServer"]):
 
     async def _end(self, serving: asyncio.Task[None]) -> None:
         self._server.should_exit = True
-        await asyncio.wait([serving])  # an error is in the log, and must not keep the caller from ending the rest
+        await asyncio.wait([serving])  # unlike `await serving`, this raises no error, so that `close` goes on
 
     def url_of(self, agent: AgentId) -> str:
-        """Return the base URL of an agent and its agent card; raise ConfigError if the server has no such agent."""
+        """Return an agent's base URL, from which clients get its card; raise ConfigError if the agent is not served."""
         if check_id(agent) not in self.agents:
             raise ConfigError(f"agent {agent!r} is not exposed: add it to the agents= of messaging.expose")
         return f"{self.url}/agents/{quote(str(agent), safe='')}"
@@ -181,7 +184,7 @@ class _Guard:
 
 
 class _TooLarge(BaseException):
-    """A request is too large. This is a BaseException, so that no handler of the request's errors catches it."""
+    """A request is too large. This is a BaseException, so that no `except Exception` of the application catches it."""
 
 
 def _application(messager: Messager, agents: frozenset[AgentId], experiment: str, timeout: float) -> Starlette:
@@ -253,14 +256,18 @@ class _Asking(AgentExecutor):
         self._under_way = 0
 
     async def execute(self, context: RequestContext, event_queue: EventQueue) -> None:
-        """Ask the agent; the task is completed with the answer, or fails, or is rejected by a rule."""
+        """Ask the agent, and end the A2A task.
+
+        The task is completed with the agent's answer. It is rejected if a rule blocks the question, or if the message
+        is no valid payload. It fails if there is no answer.
+        """
         assert context.message is not None
         task = context.current_task or new_task_from_user_message(context.message)
         if context.current_task is None:
             await event_queue.enqueue_event(task)
         told = TaskUpdater(event_queue, task.id, task.context_id)
         await told.start_work()
-        if self._under_way >= _MOST_ASKED:  # clients need not wait for an answer before they ask again
+        if self._under_way >= _MOST_ASKED:  # a client may ask again before it has an answer
             text = f"{_MOST_ASKED:,} questions already wait for an answer of this agent: ask again later"
             await told.failed(told.new_agent_message([new_text_part(text)]))
             return

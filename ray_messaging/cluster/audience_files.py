@@ -32,7 +32,7 @@ from ray_messaging.model.columns import IdColumn
 if TYPE_CHECKING:
     from ray_messaging.eventlog.stored_audiences import StoredAudiences
 
-_ATTEMPTS: Final = 5  # the most calls of the actor; each call starts the actor again if it is gone
+_ATTEMPTS: Final = 5  # how often a call of the actor is tried; each try starts the actor again if it is gone
 
 
 # A function that gets the pairs of an audience, and returns the new pairs, or None to remove the audience. Ray sends

@@ -1,4 +1,4 @@
-"""The embedded Redis servers of an experiment: the primary, and with steps also servers for bodies of large frames.
+"""The embedded Redis servers of an experiment. The first one has the mailboxes; others store large messages of steps.
 
 Embedded servers may keep their data in folders for a later start.
 """
@@ -24,20 +24,20 @@ from ray_messaging.errors import Closed, ConfigError, ConnectionFailed
 
 Shards = int | Literal["per-node"] | None
 PER_NODE = "per-node"
-LARGE_BYTES = 10**7  # the least size of data about which a line is printed
+LARGE_BYTES = 10**7  # if data have at least this size, a line says where they are
 _told = Event()  # set when this process has printed a line about large data
 _SHARD = re.compile(r"shard-(\d+)-of-(\d+)")
 
 
 def server_names(exp_id: str, count: int) -> list[str]:
-    """Return the names of the Ray actors of `count` embedded servers, the primary's first."""
+    """Return the names of the Ray actors of `count` embedded servers. The first server has the mailboxes."""
     return [f"{exp_id}/server", *(f"{exp_id}/server-{shard}" for shard in range(1, count))]
 
 
 def check_shards(shards: object, *, server: ServerConfig | None, steps: Steps | None, data_dir: object) -> Shards:
-    """Return the number of servers for the argument `shards` (None: one server).
+    """Check the argument `shards`; return the number of servers, "per-node", or None for one server.
 
-    Raises: ConfigError if it does not fit the other arguments.
+    Raises: ConfigError if `shards` does not fit the other arguments.
     """
     whole = isinstance(shards, int) and not isinstance(shards, bool) and shards >= 1
     if shards is not None and not whole and shards != PER_NODE:
@@ -159,7 +159,7 @@ def _lost(exp_id: str, which: str, node: str, facts: Mapping[str, Any]) -> str:
 def config_here(config: ServerConfig) -> ServerConfig:
     """Return the server's config for a group in this process.
 
-    If one of several servers is on this node, large frames that the group sends are stored there.
+    If one of several servers is on this node, the large messages that the group sends in steps are stored there.
     """
     if isinstance(config, ShardsConfig) and config.nodes:
         return config.on_node(context().get_node_id())

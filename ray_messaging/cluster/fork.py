@@ -89,7 +89,7 @@ class Fork:
         if all(log.digest(step) == self._parent.digest(step) for step in again):
             return
         found = log.diff(self._parent)
-        if found is None or found.step not in again:  # the digests differ only by messages from outside
+        if found is None or found.step not in again:  # only messages from outside differ
             return
         mine, theirs = (None if row is None else row.text for row in (found.mine, found.theirs))
         raise NotRepeatable(
@@ -237,7 +237,7 @@ def start_fork(
     there = read_run(Folder(target)) if on_existing == "resume" else None
     if there is None:
         step = checkpoint_before(parent, at_step)
-        check_collected(parent)  # of a fork that goes on, the copies are there
+        check_collected(parent)  # a fork that goes on has copies of these files already
     else:
         step = _checkpoint_of(there, target, record.experiment, at_step)
     check_rows(parent)
@@ -268,7 +268,7 @@ def _remove(folder: "Folder") -> None:
     if folder.local:
         shutil.rmtree(folder.path, ignore_errors=True)
     else:
-        with suppress(LogError):  # the error that prevented the start is raised
+        with suppress(LogError):  # the error that prevented the start is raised instead
             folder.erase(records=True)
 
 

@@ -133,7 +133,10 @@ def _nodes_of(prefix: str, actors: Mapping[str, Any]) -> list[NodeFacts]:
 
 
 def _progress_of(interceptor: Any, experiment: Experiment | None) -> Any:  # noqa: ANN401 - a Ray actor handle, an ObjectRef
-    """Begin to ask for the progress of the steps; return the call's ObjectRef, or None if there is nothing to ask."""
+    """Begin to ask for the progress of the steps; return the call's ObjectRef.
+
+    Return None if the experiment has no steps, or if the interceptor or the experiment's settings are unknown.
+    """
     if interceptor is None or experiment is None or not experiment.steps:
         return None
     return interceptor.step_progress.remote()
@@ -228,7 +231,10 @@ def _is_dead(owner: str) -> bool:
 
 
 def _soon(call: Callable[[], T]) -> "Future[T]":
-    """Begin a call in a separate thread, because neither Ray's calls nor DNS lookups have a timeout."""
+    """Begin a call in a separate thread; return its future.
+
+    The caller can stop waiting for the future. The calls themselves, to Ray or for DNS lookups, have no timeout.
+    """
     future: Future[T] = Future()
 
     def run() -> None:

@@ -1,4 +1,4 @@
-"""The calls of a group's handle and their answers, which are bytes on the group's lane, and objects in Ray calls.
+"""The calls of a group's handle and their answers: bytes on the group's lane, a socket, and objects in Ray calls.
 
 The body of a request or answer begins with a table of sizes (u32): the number of parts, then the size of each part. The
 first part is a MessagePack header, the other parts are frames. An empty answer means that there is no result. Then the
@@ -41,7 +41,7 @@ class RelayCall(msgspec.Struct, array_like=True, frozen=True, tag=0):
 
 
 class FetchCall(msgspec.Struct, array_like=True, frozen=True, tag=1):
-    """Call with which a handle fetches messages, and commits those that it got under the token `token`.
+    """Call with which a handle fetches messages. First it commits those of an earlier fetch, which `token` names.
 
     `caller` is the handle's id. The other fields are the arguments of `DeliveryLeases.fetch`.
     """
@@ -68,10 +68,10 @@ class AliveCall(msgspec.Struct, array_like=True, frozen=True, tag=3):
 
 
 class FactsOfPairs(msgspec.Struct, array_like=True, frozen=True):
-    """Facts about the pairs (broadcast, hearer) of a call. The handle that made the call does not know them.
+    """Facts about a handle's broadcasts that only the group's actor knows, for each pair of a broadcast and a hearer.
 
-    `numbers` has the numbers of the pairs' messages (uint32), and `sent_at` their times (float64, or one time for all).
-    `hearers` is set only if some messages were not received. It has the values (int64), kinds and strings of the
+    `numbers` has the number of each pair's message (uint32), and `sent_at` its time (float64, or one time for all).
+    `hearers` is set only if some messages could not be delivered. It has the values (int64), kinds and strings of the
     `IdColumn` of the hearers.
     """
 
@@ -81,12 +81,12 @@ class FactsOfPairs(msgspec.Struct, array_like=True, frozen=True):
 
 
 class BatchFates(msgspec.Struct, array_like=True, frozen=True):
-    """The ids of one frame's messages, and what became of them, such as delivered or blocked.
+    """The ids of the messages of one batch, and what became of each message, such as delivered or blocked.
 
     `first` is the number of the first message, and `codes` has a byte for each message's fate, as in `Outcome`.
-    `blocks` has the number, the rule and the reason of each blocked row.
+    `blocks` has the row in the batch, the rule and the reason of each blocked message.
 
-    If `pairs` is set, each pair of a broadcast is a message.
+    If `pairs` is set, the batch has broadcasts, and each pair of a broadcast and a hearer counts as a message.
     """
 
     sender: str
@@ -152,7 +152,7 @@ Call = RelayCall | FetchCall | AckCall | AliveCall
 # the messages to a FetchCall; the tokens of leases that have ended, and the error if rows could not be committed, to an
 # AckCall; None to an AliveCall.
 Answer = Receipts | tuple[Token | None, Messages] | tuple[list[Token], CommitFailed | None] | None
-Sent = tuple[BatchFates, ...]  # the answer to a RelayCall: the fates of each frame
+Sent = tuple[BatchFates, ...]  # the answer to a RelayCall: the fates of each batch
 
 _encode = msgspec.msgpack.Encoder().encode
 _read_call = msgspec.msgpack.Decoder(Call).decode
@@ -254,7 +254,7 @@ def _read(decoder: msgspec.msgpack.Decoder[Header], header: bytes) -> Header:
 def _fates_of(outcome: Outcome) -> BatchFates:
     """Return what became of each message of a batch, in the form in which the actor answers the handle.
 
-    Times and addresses are left out, because the handle knows them, except those of broadcasts.
+    The times and addresses of messages are left out, because the handle knows them. For broadcasts they are included.
     """
     pairs, numbers, sent_at, addresses = None, outcome.numbers, outcome.sent_at, outcome.addresses
     if numbers is not None:

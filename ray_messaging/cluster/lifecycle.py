@@ -88,8 +88,8 @@ class StartedExperiment:
         self._start_servers(spec, kept)
         # All calls of this actor may be repeated, so Ray is allowed to repeat them.
         options = ACTOR | {"max_restarts": -1, "max_task_retries": -1, "name": spec.interceptor_name}
-        # The interceptor runs on the node of this process, like the embedded primary and the log, and ends with the
-        # node. The affinity is hard, because Ray ignores a soft one for an actor that asks for no resources.
+        # The interceptor runs on the node of this process, like the first embedded server and the log's actor, and ends
+        # with the node. The affinity is hard, because Ray ignores a soft one for an actor that asks for no resources.
         options["scheduling_strategy"] = NodeAffinitySchedulingStrategy(node, soft=False)
         try:
             # For a restart, Ray stores copies of small arguments. Large ones, such as a long black list, must stay in
@@ -339,7 +339,11 @@ def leave(
     timeout_s: float = _CLOSE_S,
     **kwargs: Any,  # noqa: ANN401 - a method's arguments
 ) -> None:
-    """Close actors, and then kill them. `calls` are calls of these actors whose results are not needed any more."""
+    """Close actors, and then kill them.
+
+    Args: `calls` are calls of these actors whose results are not needed any more. `kwargs` are passed to the method
+    `close` of each actor, which has `timeout_s` seconds.
+    """
     attempt([actor.close.remote(**kwargs) for actor in actors], timeout_s=timeout_s)
     # The results are read, because otherwise Ray would print the errors of these calls, and say that it repeats the
     # calls, which is not true.

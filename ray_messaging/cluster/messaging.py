@@ -813,7 +813,7 @@ class Messaging(AbstractContextManager["Messaging"]):
     ) -> "Run":
         """Start a run whose steps you run one by one, by `run.advance(1)`; see also `run.states()` and `run.series`.
 
-        The groups' processes live until the run ends, so a step takes no extra time. Arguments and errors, such as
+        The groups' processes live until the run ends, so no step has to start them again. Arguments and errors, such as
         ConfigError, are the same as for `run`. Errors of the model, such as StepFailed, are raised by `run.advance`.
         """
         from ray_messaging.cluster.run.run import Run

@@ -22,7 +22,8 @@ _OWN = (
     "placement_group",
     "_labels",
 )  # Ray's options that decide on which node an actor starts
-_ASKED = {"num_cpus": "CPU", "num_gpus": "GPU", "memory": "memory"}  # Ray's options, and their resources
+# Ray's options that request resources, and Ray's names of these resources.
+_ASKED = {"num_cpus": "CPU", "num_gpus": "GPU", "memory": "memory"}
 # If an actor requests no resources, Ray ignores its scheduling strategy, unless that is a hard one, and chooses a
 # random node. So a group requests one byte of the memory that each node offers.
 _LEAST = {"memory": 1}

@@ -23,7 +23,7 @@ from ray_messaging.errors import ConfigError, ServerFailed, UnknownName
 _ANSWER_S = 5.0  # seconds in which the cluster at RAY_ADDRESS must answer a connection
 _LOOK_S = 2.0  # seconds in which a cluster must say which experiments it has
 _REASON = 300  # the most characters of an error of Ray that are shown
-_HTTP2 = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes([0, 0, 0, 4, 0, 0, 0, 0, 0])  # gRPC's greeting, without settings
+_HTTP2 = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes([0, 0, 0, 4, 0, 0, 0, 0, 0])  # a gRPC client's first bytes
 _TOKENS = b"RAY_AUTH_MODE=token"
 _OPTION = b"--gcs-address="
 _REMEDY = (
@@ -62,7 +62,7 @@ def hold_ray() -> object:
 
 
 def release_ray(session: object) -> None:
-    """End the use of Ray if `hold_ray` has begun it, and no experiment needs it any more."""
+    """Record that an experiment no longer needs Ray. If `hold_ray` began it and no other needs it, shut Ray down."""
     with RAY_LOCK:
         if session != _Held.session or session is None:
             return

@@ -17,7 +17,7 @@ from ray_messaging.errors import ConfigError
 
 logger = logging.getLogger(__name__)
 
-_ACTOR_ID, _WORKER_ID = 32, 56  # the numbers of hexadecimal digits
+_ACTOR_ID, _WORKER_ID = 32, 56  # how many hexadecimal digits Ray's ids have
 _MISSING = (ImportError, AttributeError, TypeError, ValueError, RuntimeError, AssertionError, RayError)
 
 

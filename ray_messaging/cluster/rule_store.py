@@ -1,4 +1,4 @@
-"""Durable store of the interceptor's rules. Their code is stored in Ray, everything else on the server.
+"""Durable store of the interceptor's rules. Their code is in Ray's key-value store, everything else on the server.
 
 The server decides which rules are in force. It has the name of an entry in Ray, the names of the rules, the rules'
 state, and the record of all changes. One write changes all of these together, so only an interceptor that may write to
@@ -78,7 +78,7 @@ class RuleStore:
                 await asyncio.to_thread(kv_delete, before, namespace=NAMESPACE)
 
     async def publish_snapshot(self, epoch: int, number: int) -> None:
-        """Let senders use the copy of the rules with this number for their own verdicts, unless a later copy is valid.
+        """Let senders judge their messages by the copy of the rules that has this number, unless a later copy is valid.
 
         Raises: Fenced if there is a newer interceptor.
         """
@@ -144,10 +144,10 @@ class RuleStore:
         return tuple(self.admit(rule) for rule in kept)
 
     async def _newest(self) -> tuple[bytes, bytes | None]:
-        """Return the name and the pickle of the rules that Ray has, if the server names rules that Ray does not have.
+        """Return the name and the pickle of the rules that Ray has.
 
-        A server that was restored from older data may do that. If Ray has several entries of rules, or none, the pickle
-        is None.
+        They are used if the server names rules that Ray does not have, as a server does that was restored from older
+        data. If Ray has several entries of rules, or none, the pickle is None.
         """
         names = await self._saved()
         code = await asyncio.to_thread(kv_get, names[0], namespace=NAMESPACE) if len(names) == 1 else None

@@ -23,7 +23,7 @@ MOST_MESSAGES: Final = 20  # the most messages that a person sends in a step
 MOST_CHARACTERS: Final = 4_000  # the most characters of one message of a person
 MOST_RECIPIENTS: Final = 1_000  # the most recipients of all messages of a person in a step
 _HISTORY: Final = 200  # the last lines of a conversation that are kept for the page
-_WAIT_S: Final = 25.0  # after this time the web server asks again for news, so that a lost call does no harm
+_WAIT_S: Final = 25.0  # after this time the web server asks again what a page shows, so that a lost call does no harm
 
 
 class HeardMessage(msgspec.Struct, frozen=True):
@@ -36,7 +36,7 @@ class HeardMessage(msgspec.Struct, frozen=True):
 
 
 class SeatQuestion(msgspec.Struct, frozen=True):
-    """What a person has heard in a step. `more` older messages were left out.
+    """What a person has heard in a step. `more` is the number of older messages that were left out.
 
     `to` has the agents to which the person may write; empty: to all agents.
     """
@@ -116,12 +116,12 @@ class _Seat:
     def __init__(self, facts: SeatFacts) -> None:
         self.facts = facts
         self.question: SeatQuestion | None = None
-        self.ends: float | None = None  # when the person's time is over
+        self.ends: float | None = None  # the time at which the person's time is over
         self.answer: asyncio.Future[SeatAnswer] | None = None
         self.over = -1  # the last step whose question was closed in this process
         self.version = secrets.randbelow(2**40)  # random, because pages may know versions of an earlier process
         self.changed = asyncio.Event()
-        self.keeping = asyncio.Lock()  # held while facts change and are kept, so that the last ones are kept last
+        self.keeping = asyncio.Lock()  # held while facts change and are stored: the newest must be stored last
 
     def change(self) -> None:
         self.version += 1
@@ -317,7 +317,7 @@ class SeatDesk:
         """Pass on to the group what a person sends in a step.
 
         Raises: ConfigError, whose text is for the person, if something cannot be sent, or the step is over; NoQuestion
-        if the group has not asked in this step yet, as after a failure.
+        if the group has not asked in this step yet, for example because it runs the step again after a failure.
         """
         seat = await self._seat(agent)
         async with seat.keeping:

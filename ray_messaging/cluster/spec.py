@@ -95,7 +95,7 @@ class InterceptorSpec(ExperimentFacts):
     on_existing: str
     nodes: tuple[str, ...] = ()  # the Ray nodes of the embedded servers; empty: the server is the user's own
     fork: int | None = None  # begin with the checkpoint after this step, which is in log_dir; None: begin anew
-    per_node: bool = False  # whether the bodies that a group sends are stored on the server of its node
+    per_node: bool = False  # whether large messages of a group are stored on the server of the group's node
 
     def experiment(self, redis: "ServerConfig") -> Experiment:
         """Return the facts of the experiment, with this address of its server."""

@@ -1,1 +1,1 @@
-"""The inspector: web pages about a run. Nothing here is imported unless the extra `[ui]` is installed."""
+"""The inspector: web pages about a run, which need the extra `[ui]`, and answers for assistants, which need `[mcp]`."""

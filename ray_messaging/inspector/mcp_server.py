@@ -226,7 +226,7 @@ class RunAnswers:
         Count and group in the query where you can: at most 1,000 rows are returned.
         """
         log = self._folders.log_of(run)
-        with self._sql, time_limit(ANSWER_S):  # the time for which other queries were waited for does not count
+        with self._sql, time_limit(ANSWER_S):  # the time limit does not include the wait for other queries
             table = log.sql(query, limit=limit + 1, timeout_s=ANSWER_S, temporary_files=False)
         return rows_of(table, limit, "get the next ones by ORDER BY and OFFSET in the query, or group the rows")
 

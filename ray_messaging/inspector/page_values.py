@@ -51,14 +51,12 @@ class TrafficBins:
 
 @dataclass(frozen=True, slots=True)
 class BusiestAgents:
-    """The agents that send the most messages, each with its number of messages, and the pairs of agents.
+    """The agents that send the most messages (`agents`), and the pairs of agents with the most messages (`pairs`).
 
-    `edges` has the numbers of messages between these agents.
-
-    `writers` is the number of all agents that sent messages. `pairs` are the pairs of agents with the most messages,
-    and the numbers of messages from the first agent to the second. `share` has the meaning that it has in TrafficBins.
-    `values` has the last value that `collect` recorded of each agent, and `measure` is the name of that value ("":
-    nothing was recorded).
+    Each agent has the number of messages that it sent, each pair the number from the first agent to the second.
+    `edges` has the same for all pairs within `agents`. `writers` is the number of all agents that sent messages.
+    `share` is the share of the log's rows that was counted. `values` has the last value that `collect` recorded of each
+    of the `agents`, and `measure` is the name of that value ("": nothing was recorded).
     """
 
     agents: list[tuple[str, int]]
@@ -72,9 +70,9 @@ class BusiestAgents:
 
 @dataclass(frozen=True, slots=True)
 class Series:
-    """The values that a run has recorded with `collect`, of all agents or of one agent.
+    """Values by step for a chart, such as those that a run has recorded with `collect`.
 
-    Each line has, for each step, a value or None.
+    `lines` has, by name, a list with a value for each of the `steps` (None: the step has no value).
     """
 
     steps: list[int]
@@ -121,7 +119,10 @@ class Differences:
 
 @dataclass(frozen=True, slots=True)
 class CallSums:
-    """What the calls of an agent, or of a model, have used. `cost` is "" if there are no prices."""
+    """The sums over all calls through `me.remember` of one agent, or of one language model.
+
+    `name` is that of the agent or model. `cost` is "" if there are no prices.
+    """
 
     name: str
     calls: int
@@ -132,10 +133,10 @@ class CallSums:
 
 @dataclass(frozen=True, slots=True)
 class SlowAgent:
-    """An agent whose calls took longer than those of all other agents in a step.
+    """The agent whose calls through `me.remember` took the longest in a step.
 
-    Its calls took `seconds` in sum, which is `longer` seconds more than those of the next agent. `hears` is how many
-    agents it wrote to in that step, and `named` has some of them.
+    They took `seconds` in sum, which is `longer` seconds more than the calls of the second slowest agent. `hears` is
+    how many agents it wrote to in that step, and `named` has some of these agents.
     """
 
     step: int
@@ -150,10 +151,10 @@ class SlowAgent:
 class CallFacts:
     """The calls through `me.remember` of the committed steps: their sums, by step, by agent and by model.
 
-    `made` counts the calls that were made, and `saved` the answers from a store. `by_step` has the cost of the calls
-    of each step, or if there are no prices, their tokens, or else their seconds (`measure`). `agents` has the
-    sums of the agents whose calls took the longest. `slowest` has agents whose calls took longer than those of every
-    other agent in their step.
+    `made` counts the calls that were made, and `saved` the calls whose answers came from a store. `by_step` has, for
+    each step, the cost of its calls; if there are no prices, their tokens; if there are no tokens, their seconds.
+    `measure` says which of the three it has. `agents` has the agents whose calls took the longest. `slowest` has, for
+    some steps, the agent whose calls took the longest in the step.
     """
 
     made: int
@@ -186,7 +187,10 @@ class CallAtWork:
 
 @dataclass(frozen=True, slots=True)
 class CallsAtWork:
-    """The calls that are under way now: those in flight, and those that wait for a limit."""
+    """The calls through `me.remember` that are under way now: how many run, and how many wait for a limit.
+
+    `agents` has some of the agents that make these calls.
+    """
 
     in_flight: int
     waiting: int
@@ -198,8 +202,8 @@ class StepFacts:
     """The state of the steps.
 
     `now` is the first step that some group has not committed. `target` is the step after which the steps pause (None:
-    they do not pause). `waiting` has the groups for which other groups wait, each with its step. `resting` is True if
-    no step is open.
+    they do not pause). `waiting` has the groups for which other groups wait, each with the step that it must commit.
+    `resting` is True if no step is open.
     """
 
     now: int
@@ -285,7 +289,7 @@ class RowQuery:
 
 @dataclass(frozen=True, slots=True)
 class AgentFacts:
-    """Facts about an agent: its group, its messages by fate, its neighbours, and its state or last values."""
+    """Facts about an agent: its group, its messages by fate, its neighbours, and its state or last collected values."""
 
     name: str
     sent: dict[str, int]

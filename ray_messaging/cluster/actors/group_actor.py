@@ -50,18 +50,17 @@ class GroupActor:
         if restarted():
             await self._resume()
         if experiment.metrics:
-            self._metrics = tell_metrics(lambda: self._newest.metrics(), experiment, name)  # noqa: PLW0108 - a retry makes another
+            self._metrics = tell_metrics(lambda: self._newest.metrics(), experiment, name)  # noqa: PLW0108 - `_newest` changes
             self._metrics.start()
         tune_process()
 
     async def _resume(self) -> None:
-        """Start the object that does the actor's work again, after an earlier process of the actor died.
+        """Host the agents of the actor's earlier process, which died.
 
-        While the server does not answer, try again. If the server refuses the connection, try again in the background;
-        meanwhile calls to the actor raise the server's error.
+        While the server does not answer, or its memory is full, wait and try again. If the server refuses the
+        connection, try again in the background. Until a try succeeds, calls to the actor raise the server's error.
         """
         while not await self._begin(self._newest.resume()):
-            # The server does not answer, or its memory is full. Both may change.
             await asyncio.sleep(ACTOR_RECONNECT.first_s)
             self._newest = self._make()
         if isinstance(self._failure, ServerRefused):
@@ -86,9 +85,10 @@ class GroupActor:
                 self._newest, self._failure = host, None
 
     async def _begin(self, start: Coroutine[Any, Any, None]) -> bool:
-        """Await the start of the object that does the actor's work, and store its error for later calls.
+        """Await `start`, which starts the object that does the actor's work. Store its error for later calls.
 
-        Return False if the start failed, but may succeed later.
+        Return False if it failed because the server did not answer, or had no memory left, so that another try may
+        succeed. Otherwise return True.
         """
         self._failure = None
         try:
@@ -99,7 +99,7 @@ class GroupActor:
         return not worth_a_retry(self._failure)
 
     async def open(self, agents: IdColumn, subtopics: tuple[str, ...]) -> None:
-        """Open the mailbox for agents; raise the error if that fails."""
+        """Open the group's mailbox, in which the agents get their messages; raise the error that prevents this."""
         if isinstance(self._failure, NotListening):  # Ray restarted this actor on another node before `open` was called
             self._newest = self._make()
         elif self._failure is not None:
@@ -115,7 +115,7 @@ class GroupActor:
         return self._newest
 
     async def ready(self) -> None:
-        """Wait until the group listens; raise the error that prevents its start."""
+        """Return once the actor has started; raise the error that prevents the group's start, if there is one."""
         _ = self._host
 
     async def lane(self) -> tuple[str, int, str]:

@@ -1,6 +1,7 @@
 """The host of a group's agents, without Ray.
 
-It has a messager, keeps the sends of each handle in order, and leases messages to handles.
+It has a messager. Handles are the objects by which other processes call the group. The host executes the sends of each
+handle in order, and gives received messages to handles for a limited time.
 """
 
 import asyncio
@@ -49,9 +50,9 @@ CALLERS = 10_000  # the most callers that are remembered; those that were idle f
 class MoreAnswers(NamedTuple):
     """Answers that a handle has not received yet.
 
-    `parts` has a pair for each batch of answers: the positions of the answered questions, and the frame of the answers.
-    `late` is the number of late answers. `errors` has the positions of questions that get no answer, each with the
-    reason.
+    `parts` has a pair for each batch of answers: the positions of the answered questions, and the encoded answers.
+    `late` counts all answers so far that came too late, or were not the first to their question. `errors` has the
+    position of each question that gets no answer, with the reason.
     """
 
     parts: list[tuple[bytes, bytes]]
@@ -60,19 +61,22 @@ class MoreAnswers(NamedTuple):
 
 
 class GroupQuestions:
-    """The questions of a group's handles. Each call has an id, and is executed once even if Ray repeats it."""
+    """Executor of calls in which handles of a group ask questions.
+
+    Each call has an id, and is executed once even if Ray repeats it.
+    """
 
     def __init__(self, messager: Messager) -> None:
         self._messager = messager
-        # Each value is a Message, or an Answers for many questions. `_read` has the calls whose answers were read
-        # completely.
+        # The results of calls by the calls' ids: a Message for one question, an Answers for many. `_unread` has the
+        # calls of many questions whose answers the handle has not read completely. `_read` has all other calls.
         self._read = OnceByCall[str, Any](most=_MOST_KEPT)
         self._unread = OnceByCall[str, Any](most=_MOST_UNREAD, held=lambda _, answers, __: not answers.done)
 
     async def ask(self, call: str, frame: bytes, timeout: float | None, asker: Asker | None = None) -> Message:
         """Ask one question, encoded as a frame; return its answer.
 
-        Args: `call` is the id of the call. `asker` is the handler that asks (None: no handler).
+        Args: `call` is the id of the call. `asker` is the handler of `serve` that asks (None: no handler asks).
         """
         conversation = self._messager.conversation
         found: Message = await self._read.run(call, lambda: conversation.ask_batch(decode(frame), timeout, asker))
@@ -92,11 +96,13 @@ class GroupQuestions:
         return self._read if call in self._read else self._unread
 
     async def more(self, call: str, parts: int, wait_s: float, errors: int = 0) -> MoreAnswers:
-        """Return those answers of an `ask_many` that the handle does not have yet.
+        """Return those answers to the questions of an `ask_many` that the handle does not have yet.
 
-        The handle already has the first `parts` batches of answers, and the first `errors` errors.
+        If there are none yet, wait for them up to `wait_s` seconds.
 
-        If there are no such answers yet, wait for them up to `wait_s` seconds.
+        Args: `call` is the id of that `ask_many`. The handle already has the first `parts` batches of answers, and the
+        first `errors` errors.
+        Raises: UnknownName if the group's actor no longer knows these questions.
         """
         if call not in self._calls(call):
             raise UnknownName(
@@ -124,7 +130,7 @@ class GroupQuestions:
 class _Caller:
     next: int  # the number of the call that may begin next
     turn: asyncio.Condition = field(default_factory=asyncio.Condition)
-    # The calls that may be repeated, by number, ascending.
+    # The calls that Ray may still repeat, by their numbers, in ascending order.
     calls: OrderedDict[int, asyncio.Task[Receipts]] = field(default_factory=OrderedDict)
 
 
@@ -142,7 +148,7 @@ class CallerAdmission:
         self._callers = OnceByCall[str, _Caller](most=CALLERS, held=lambda _, caller, __: bool(caller.calls))
 
     async def admit(self, caller_id: str, number: int, oldest: int, run: Callable[[], Sending]) -> Receipts:
-        """Run a call once the caller's earlier calls have begun.
+        """Run a call once the caller's earlier calls have begun, and return its receipts.
 
         The caller has given up its calls with numbers below `oldest`, so this call does not wait for them.
 
@@ -150,8 +156,7 @@ class CallerAdmission:
         """
         caller = self._callers.get(caller_id) or _Caller(oldest)
         self._callers.put(caller_id, caller)
-        # Calls are forgotten only after some time, so a caller may have many. They are ascending, so only the first are
-        # looked at.
+        # Only the first calls are looked at: the numbers are ascending, and a caller may have many calls.
         while caller.calls and next(iter(caller.calls)) < oldest:
             caller.calls.popitem(last=False)
         if number not in caller.calls:
@@ -177,7 +182,7 @@ class CallerAdmission:
     def _ended(self, caller: _Caller, number: int, call: asyncio.Task[Receipts]) -> None:
         """Forget a call that has ended, after the time in which Ray may repeat it."""
         if not call.cancelled():
-            call.exception()  # This marks the error as seen, because the caller may have been cancelled.
+            call.exception()  # Without this line asyncio warns of the error if the caller was cancelled.
         asyncio.get_running_loop().call_later(_REPEATED_S, caller.calls.pop, number, None)
 
 
@@ -208,7 +213,7 @@ def answer_request(
     group: "GroupHost",
     request: memoryview,
     *,
-    patient: bool,  # noqa: ARG001 - a lane's
+    patient: bool,  # noqa: ARG001 - a lane passes it
 ) -> Awaitable[bytes | tuple[bytes, ...]]:
     """Answer a call over the group's lane, the socket for the calls of its handles.
 
@@ -257,7 +262,7 @@ class GroupHost:
         self.messager.conversation.keeps_late = False
 
     async def agents(self) -> IdColumn:
-        """Return the agents that are hosted now: in the given order, or sorted if agents have come or left."""
+        """Return the agents hosted now: in the order given to `start`, or sorted if agents have come or left."""
         subscription = self.messager.engine.subscription
         if subscription is None:
             return self._given
@@ -274,7 +279,7 @@ class GroupHost:
         self._given = agents
 
     async def resume(self) -> None:
-        """Host the agents of an earlier process that died; raise NotListening if the group has no mailbox."""
+        """Host the agents of the group's earlier process, which died; raise NotListening if it has no mailbox."""
         await self.messager.init()
         record = self.messager.directory.records.get(self._name)
         if record is None:
@@ -327,7 +332,7 @@ class GroupHost:
     async def end_service(self, caller: str, ended: str) -> None:
         """Record `ended`, the reason why a handle no longer serves this mailbox.
 
-        Do nothing if other handles hold messages or fetch.
+        Do nothing if handles other than `caller` hold messages or fetch.
         """
         if not self._others_handle({caller}):
             await self.messager.conversation.end((), ended)
@@ -340,7 +345,7 @@ class GroupHost:
         return await self._steps.state(self._name)
 
     async def fates(self, step: int) -> "Counter[str]":
-        """Return how many messages of a step had each fate, such as "delivered".
+        """Return, for each fate such as "delivered", how many messages that the group sent in a step had this fate.
 
         Raises the same errors as `sealed_counts`.
         """

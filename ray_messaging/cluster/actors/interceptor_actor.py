@@ -42,7 +42,10 @@ of_host = OfHost["InterceptorHost"]()
 
 
 class InterceptorActor:
-    """Ray actor that gives verdicts and keeps the facts of the experiment; other processes find it by its name."""
+    """Ray actor that judges messages by the rules, and tells other processes the experiment's settings and groups.
+
+    Other processes find the actor by its name.
+    """
 
     # Ray runs an async __init__ in the actor's event loop, also after each restart.
     async def __init__(  # type: ignore[misc]
@@ -104,7 +107,7 @@ class InterceptorActor:
     def _check_ours(self, exp_id: str | None) -> None:
         """Raise ConfigError if the caller belongs to another experiment than this interceptor.
 
-        The epochs of two experiments are small numbers that may be equal by chance, so comparing them is not enough.
+        Elsewhere only the interceptors' epochs are compared, small numbers that two experiments may have in common.
         """
         ours = self._host.experiment.exp_id
         if exp_id not in {None, ours}:
@@ -118,7 +121,9 @@ class InterceptorActor:
         return await self._host.interceptor.forward(from_id, to_id, msg)
 
     async def forward_batch(self, request: bytes, patient: bool, exp_id: str | None = None) -> bytes:  # noqa: FBT001 - by Ray call
-        """Return the verdicts on a batch as bytes, for a sender that asks by a Ray call instead of over a socket.
+        """Return the rules' verdicts on a batch of messages, encoded as bytes.
+
+        A sender makes this Ray call if it does not ask over a socket.
 
         Args: `patient` says that the request is about messages that wait for a slow rule, so the answer may take long.
         `exp_id` is the messager's experiment.
@@ -143,7 +148,7 @@ class InterceptorActor:
     async def insert_rule(self, rule: Rule, index: int | None = None, *, at_step: int | None = None) -> None:
         """Insert a rule before the rule at `index` (None: at the end).
 
-        Args: `at_step`, here and below, is the first step to which the change applies; None: at once.
+        Args: `at_step` is the first step to which the change applies (None: the change applies at once).
         Raises: RuleError for a rule or an index that cannot be used; ConfigError if `at_step` is too early, or the
         experiment has no steps.
         """
@@ -167,7 +172,7 @@ class InterceptorActor:
         return await host.editor.edit(RuleRequest(_call(), change, which, given, at_step))
 
     async def violation_counts(self) -> dict[AgentId | None, int]:
-        """Return the number of blocked messages of each agent."""
+        """Return, for each sender (None: the user), how many of its messages the rules have blocked."""
         return dict(self._host.interceptor.violations)
 
     async def reset_violation_counts(self, agents: Iterable[AgentId] | AgentId | None = None) -> None:
@@ -180,7 +185,7 @@ class InterceptorActor:
             await self._host.editor.change(lambda: [counts.pop(agent, None) for agent in forgiven])
 
     async def black_set(self) -> set[Pair]:
-        """Return the pairs (sender, receiver) that the black lists block."""
+        """Return the pairs (sender, receiver) of the first black list; an empty set if there is no such rule."""
         return {pair for listed in self._host.black_lists[:1] for pair in listed.pairs}
 
     add_to_black_set = of_host(lambda host: partial(host.edit_pairs, "add"))
@@ -216,7 +221,7 @@ class InterceptorActor:
     set_schema = of_host(lambda host: host.transport.set_schema)
     stats = of_host(lambda host: host.stats)
 
-    # -- steps: errors are raised by the store of steps -----------------------------------------------------------
+    # -- steps ----------------------------------------------------------------------------------------------------
 
     step_progress = of_host(lambda host: host.step_progress)
     step_stragglers = of_host(lambda host: host.late_groups)

@@ -69,7 +69,8 @@ class InterceptorHost:
         self.experiment = spec.experiment(redis)
         self._audiences = AudienceCache(AudienceFiles(self.experiment, actor))
         self.call_limits = CallLimits(spec.calls or Calls())
-        # By group: the calls through `me.remember` that are under way, and the time at which the group has said so.
+        # For each group, the calls through `me.remember` that it had under way when it last reported them, and the time
+        # of this report.
         self._calls_now: dict[str, tuple[CallsNow, float]] = {}
         self._tracer = tracer_of(spec.tracing, spec.exp_id, "interceptor")
         reset = spec.on_existing == "reset"
@@ -83,9 +84,10 @@ class InterceptorHost:
         self._store = RuleStore(self._server, spec.exp_id, spec.run)
         self._serving = AsyncExitStack()  # stops what the host has started, in the reverse order
         self._interceptor: Interceptor | None = None
-        self._lane: LaneServer | None = None  # None until it serves
+        self._lane: LaneServer | None = None  # None until senders can connect
         self._directory = Directory(spec.exp_id)
-        self._holding, self._released = asyncio.Lock(), set[str]()  # `_released` has the names of holds that have ended
+        # `_released` has the names for which `release_steps` was called.
+        self._holding, self._released = asyncio.Lock(), set[str]()
         self.editor = RuleEditor(
             self.experiment, self._store, lambda: self.interceptor, self._server.where, self._follow_rules
         )
@@ -139,7 +141,7 @@ class InterceptorHost:
         epoch, restarted = await take_claim(self._server, self._store, self._spec)
         await begin_steps(self.transport.steps, self._spec.exp_id, self._spec.steps)
         if self._spec.steps is not None and not restarted:
-            await self.steps.resume()  # a driver may have paused the steps, and died
+            await self.steps.resume()  # an earlier start may have paused the steps, and died
             await self.steps.drop_hold(CTRL_C)
             await self.steps.drop_hold(CHECKPOINT)
         if self._spec.steps is not None:
@@ -187,13 +189,13 @@ class InterceptorHost:
         rules = given if kept is None else list(kept)
         black_list = BlackList()
         if all(rule.name != black_list.name for rule in rules):
-            rules.insert(0, black_list)  # it has pairs that an earlier start, or a rule, has added
+            rules.insert(0, black_list)  # the server may already have pairs of this list
         tables, answers = await self._store.load(rules)
         if not tables[black_list.name]:
             rules = [rule for rule in rules if rule is not black_list]
         for rule in kept or ():
             if rule.state is not None and not isinstance(rule, StepRule):
-                rule.state.load({})  # the rule's original pairs may have been removed since
+                rule.state.load({})  # its pickle has its first state, which may have changed since
                 rule.restored()
         settings = self._spec.settings
         # An answer is stored for as long as a sender may ask again about the same batch. The sender may wait for free
@@ -312,7 +314,7 @@ class InterceptorHost:
         return [name for name, record in self._directory.records.items() if record.exclusive]
 
     async def hosted(self, groups: Collection[str]) -> dict[str, AgentSet]:
-        """Return the agents of each of some groups. Groups without a mailbox are left out."""
+        """Return the agents of each of the given groups, by the group's name. Groups without a mailbox are left out."""
         await self._reload()
         records = self._directory.records
         return {name: records[name].agents() for name in groups if name in records}
@@ -416,7 +418,10 @@ class InterceptorHost:
             interceptor.failures.forget(rule)
 
     async def remove(self, name: str) -> int:
-        """Remove a mailbox and the state of its sender; return the number of unread frames."""
+        """Remove a mailbox and the state of its sender.
+
+        Returns: how many frames, each with a batch of messages, were in the mailbox and not read.
+        """
         if self._spec.steps is not None:
             with suppress(UnknownName):  # raised if the group has not joined the steps
                 await self.steps.leave(name, at_once=True)

@@ -81,7 +81,10 @@ class LogActor:
             return error
 
     async def stats(self) -> dict[str, Any]:
-        """Return the writer's counters, such as rows, segments and lag, and its error."""
+        """Return the writer's counters, such as rows, segments and lag, and its error.
+
+        If the actor's start has failed, return only this error, and whether rows of the log are lost.
+        """
         failure = self._start.failure
         return (
             self._host.stats() if failure is None else {"error": str(failure), "lost": getattr(failure, "lost", False)}
@@ -96,13 +99,13 @@ class LogActor:
         return of_log(await self.stats())
 
     async def close(self) -> None:
-        """Write a row for everything that was sent, and stop."""
+        """Write the log's rows of all messages that were sent, and stop."""
         if self._metrics is not None:
             await self._metrics.stop()
         retried = await self._start.stop()
         if self._start.failure is None:
             await asyncio.shield(self._host.close())
-        elif retried:  # the failure is raised, because rows that the previous process has read are in no file
+        elif retried:  # rows that an earlier process of the actor has read may be in no file, so the error is raised
             self._start.check()
 
 

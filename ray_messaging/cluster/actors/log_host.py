@@ -176,7 +176,7 @@ class LogHost:
             folder_records.write_rule_changes(self._folder, [])
 
     async def close(self, *, killed: bool = False) -> None:
-        """Write a row for everything that was sent, and remove the log's stream from the server.
+        """Write the log's rows of all messages that were sent, and remove the log's stream from the server.
 
         The folder is not removed.
 
@@ -245,7 +245,7 @@ class LogHost:
         """Write the changes of the run's rules into the log's folder. If that fails, only log a warning."""
         try:
             async with self._noting:
-                # If the last of these changes was written, a later call has written all of them.
+                # Calls may overtake each other. If the last of these changes was written, all of them were.
                 if changes[-1] not in self._rule_changes:
                     await asyncio.to_thread(folder_records.write_rule_changes, self._folder, changes)
                     self._rule_changes = changes
@@ -273,10 +273,10 @@ class LogHost:
         return View(self._folder, segments, live)
 
     async def since(self, seen: Seen, arguments: dict[str, Any]) -> tuple[pa.Table, Seen]:
-        """Return the next matching rows after a position, and the position after them.
+        """Return rows after the position `seen` that match `arguments`, and the position of the last examined row.
 
-        If an earlier process has read rows without writing them to a file, these rows have new positions, so some may
-        be returned twice. No row is missed.
+        Pass this position as `seen` in the next call. If an earlier process has read rows without writing them to a
+        file, these rows have new positions, so some may be returned twice. No row is missed.
         """
         position = seen.position
         if seen.process not in {"", self._process}:

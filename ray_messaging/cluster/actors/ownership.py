@@ -27,10 +27,10 @@ _END_TIMEOUT_S = 1.0
 
 
 async def take_claim(server: RedisExperimentStore, store: RuleStore, spec: InterceptorSpec) -> tuple[int, bool]:
-    """Claim the experiment's name on the server for this start.
+    """Claim the experiment's name on the server for this start of the experiment.
 
-    Return a new epoch, and whether this start had the claim already, because its actor has restarted. Verdicts of an
-    interceptor with a lower epoch are refused.
+    Return the interceptor's new epoch, a number, and whether this start had the claim already, because the
+    interceptor's actor has restarted. Verdicts of an interceptor with a lower epoch are refused.
 
     Raises: AlreadyExists if the server has an experiment of this name and `on_existing` is "error"; Fenced if another
     start has claimed it meanwhile.

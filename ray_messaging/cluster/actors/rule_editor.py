@@ -151,7 +151,7 @@ class RuleEditor(RuleVersions):
                     )
                 described = self._add(request)
                 await self._save()
-                await self.change(lambda: None)  # from now on no sender applies delegated rules
+                await self.change(lambda: None)  # from now on no sender judges messages by a copy of the rules
                 if at_step <= progress.sealed + 1:  # all messages of earlier steps are judged
                     await self._interceptor().in_force(at_step)
             finally:
@@ -161,7 +161,7 @@ class RuleEditor(RuleVersions):
     async def release(self) -> None:
         """Let steps begin again.
 
-        An interceptor also calls this when it starts, because its predecessor may have died while it held the steps.
+        An interceptor also calls this when it starts: its predecessor may have stopped the steps, and died.
         """
         if self._steps is not None:
             await _persist(partial(self._steps.drop_hold, RULE_CHANGE))
@@ -203,16 +203,16 @@ class RuleEditor(RuleVersions):
             log = ray.get_actor(self._experiment.log_name, namespace=NAMESPACE)
             log.write_rule_changes.remote(self.changes())
 
-    # -- versions that wait for their step, and the record ----------------------------------------------------------
+    # -- changes that wait for their step, and the record of changes -------------------------------------------------
 
     @property
     def first(self) -> float:
-        """Return the first step of the next version of the rules, or infinity if no version waits."""
+        """Return the step from which the next scheduled change of the rules applies, or infinity if there is none."""
         scheduled = self._store.scheduled
         return scheduled[0].at_step if scheduled else math.inf
 
     def to_come(self) -> list[Rule]:
-        """Return the rules that scheduled changes will add."""
+        """Return the rules that changes scheduled for later steps will add."""
         return [unpickled(change.rule) for change in self._store.scheduled if change.rule is not None]
 
     async def following(self) -> int:
@@ -245,12 +245,15 @@ class RuleEditor(RuleVersions):
             if change is request:
                 described = description(rule)
         self._store.scheduled = scheduled
-        interceptor.delegation.restart()  # no rule is delegated to senders until the step of this change
+        interceptor.delegation.restart()  # until the step of this change, senders do not judge messages themselves
         self._note(request.change, described, request.at_step, exact=True, call=request.call)
         return described
 
     async def apply(self, step: int) -> None:
-        """Put the version of the rules for `step` in force and store it, before a message of the step is judged."""
+        """Make the scheduled changes that apply from `step` or an earlier step, and store the rules.
+
+        This is called before a message of the step is judged.
+        """
         if self.first > step:
             return
 
@@ -280,7 +283,7 @@ class RuleEditor(RuleVersions):
     def _note(
         self, change: str, rule: dict[str, Any], step: int | None, *, exact: bool = False, call: str = ""
     ) -> None:
-        """Record a change. With `exact` it applies from the beginning of `step` on, otherwise from the middle of it on.
+        """Record a change. With `exact` it applies from the beginning of `step`, otherwise from some time within it.
 
         Args: `call` is the id of the Ray call, which is recorded with the description of the rule. If the interceptor
         dies, Ray repeats the call, and the record shows that the change must not be made again.

@@ -35,7 +35,7 @@ class StepRuleRunner:
 
     The supervisor runs while a rule that is in force, or that is scheduled for a later step, acts at the end of steps.
     While a change of the rules waits for its step, no group begins a step before all groups have ended the previous
-    one. So one version of the rules is in force in all of them.
+    one. So the same rules are in force for all groups.
 
     Args: `settings` are the settings of the experiment's steps. `audiences` has the audiences to which groups
     broadcast.
@@ -60,7 +60,7 @@ class StepRuleRunner:
     async def follow(self) -> None:
         """Start or end the task that applies rules to whole steps, if a rule needs this task or no longer needs it.
 
-        Rules in force and rules scheduled for later steps count.
+        Both the rules in force and the rules scheduled for later steps may need it.
         """
         versions = self._interceptor.versions
         async with self._following:

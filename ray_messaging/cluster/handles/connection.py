@@ -246,7 +246,7 @@ def find_interceptor(exp_id: str) -> Any:  # noqa: ANN401 - a Ray actor handle
 
 
 def experiments_here() -> set[str]:
-    """Return the experiments that run in this Ray cluster."""
+    """Return the names of the experiments that run in this Ray cluster."""
     return {name.partition("/")[0] for name in named_actors("")}
 
 

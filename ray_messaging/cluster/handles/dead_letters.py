@@ -32,9 +32,9 @@ _NO_LIMIT = 2**62
 
 @dataclass(frozen=True)
 class DeadLetter:
-    """A frame of messages that cannot be delivered, with its mailbox and the reason.
+    """Messages of one mailbox that cannot be delivered, and the reason.
 
-    `at` is the time when the frame became a dead letter, in unix seconds.
+    `frame` has the encoded messages. `at` is the time at which they became a dead letter, in unix seconds.
     """
 
     id: str
@@ -172,7 +172,7 @@ class DeadLetters:
         }
 
     def to_pandas(self) -> Any:  # noqa: ANN401 - pandas.DataFrame, where pandas is installed
-        """Return a pandas.DataFrame of id, mailbox, reason, at (UTC), rows, bytes, readable."""
+        """Return a pandas.DataFrame of all letters: id, mailbox, reason, at (UTC), rows, bytes, readable."""
         columns = _columns(self)
         return data_frame(columns | {"at": utc_times(columns["at"]).to_pandas()})
 
@@ -197,7 +197,7 @@ class DeadLetters:
         mailbox: str | None = None,
         everything: bool = False,
     ) -> Requeues:
-        """Put messages back into the mailboxes that listen for them now.
+        """Put the messages of dead letters back into the mailboxes that listen for them now.
 
         Each message keeps its id, and goes back at most once.
 
@@ -213,7 +213,8 @@ class DeadLetters:
             requeueing = Requeueing(store, self.exp_id)
             letters = messages = 0
             left: dict[str, str] = {}
-            waiting: set[str] = set()  # full mailboxes; later letters for them must not overtake earlier ones
+            # Full mailboxes. Later letters to them are left, too, because messages keep their order.
+            waiting: set[str] = set()
             async for name, letter in _letters(store, chosen, mailbox):
                 if letter is None:
                     left[name] = "there is no such dead letter"
@@ -304,7 +305,7 @@ async def _letters(
     """
     for name in ids or ():
         yield name, await store.get(name)
-    # If a letter is requeued only in part, the rest becomes a new letter after this last one.
+    # If a letter is requeued only in part, its other messages become a new letter after `last`, and are not read again.
     after, last = "", await store.last()
     while ids is None and last and after != last and (page := await store.page(after, PAGE)):
         after = page[-1].id

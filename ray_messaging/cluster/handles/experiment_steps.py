@@ -181,8 +181,8 @@ class ExperimentSteps:
 
         Args:
             hears: A dict that maps a group to the other groups that may send to it. The groups need not exist yet.
-            at_step: During a run, the first step whose messages are read under this declaration. It must be at least
-                two steps after the latest open step.
+            at_step: During a run, the declaration holds for messages that are read in this step or later. It must be at
+                least two steps after the latest open step.
 
         Raises: ConfigError if a group may have sent under another declaration already.
         """
@@ -260,7 +260,10 @@ class ExperimentSteps:
         return last
 
     def fates_by_rules(self, step: int) -> dict[str, int]:
-        """Return how rules for whole steps have changed the count of each fate, summed over all steps up to `step`."""
+        """Return by how much rules for whole steps have changed the count of each fate, over all steps up to `step`.
+
+        `{"blocked": 3, "delivered": -3}` says that these rules have blocked three messages.
+        """
         left = self._sealed(step).get(SUPERVISOR)
         return {} if left is None else dict(left.total)
 
@@ -289,7 +292,7 @@ class ExperimentSteps:
         """
         found = Counter[str]()
         for counts in self._sealed(step).values():
-            found.update(counts.fates)  # the counts of rules may be negative
+            found.update(counts.fates)  # keeps negative counts, unlike `+`: rules for whole steps have such counts
         return +found
 
     def _sealed(self, step: int) -> dict[str, StepCounts]:

@@ -20,8 +20,8 @@ from ray_messaging.model.columns import IdColumn
 class Groups:
     """Groups of one experiment.
 
-    Args: `started` is the experiment in the process that started it, and None in all other processes. A new group is
-    added to it, and is stopped with it.
+    Args: In the process that started the experiment, `started` is the object that stops its actors at the end. New
+    groups are added to this object. In all other processes `started` is None.
     """
 
     def __init__(self, connection: ExperimentConnection, started: StartedExperiment | None) -> None:
@@ -107,7 +107,7 @@ class Groups:
         return self.known.setdefault(name, self._handle(name, actor))
 
     def all(self) -> list[Group]:
-        """Return the groups that `create` made, in any process, by name."""
+        """Return the groups that `create` made, in any process, sorted by name."""
         found = []
         for name in self._names():
             try:

@@ -1,6 +1,6 @@
 """Functions that make the messager of a group, and that say whether the owner of a mailbox still lives in Ray.
 
-An owner is `<run>/<id of an actor or a worker>`.
+The name of an owner is `<run>/<id of an actor or a worker>`.
 """
 
 import asyncio

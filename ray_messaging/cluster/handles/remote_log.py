@@ -57,7 +57,7 @@ class RemoteSource:
             seen = Seen(self._process, arguments.pop("position"))
             page, (self._process, _) = self._result(self._log.since.remote(seen, arguments))
             return page
-        if question == "end" and not self._process:  # a reader must know which process gave this position
+        if question == "end" and not self._process:  # `since` also returns the process that gave the position
             self._process, end = self._result(self._log.since.remote(Seen("", -1), {"limit": 0}))[1]
             return end
         return self._result(self._log.ask.remote(question, arguments))

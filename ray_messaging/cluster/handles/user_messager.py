@@ -1,4 +1,4 @@
-"""The messager that sends and asks for the user, for drivers and tasks."""
+"""The messager by which drivers and tasks send messages and ask questions as the user."""
 
 from collections.abc import Coroutine
 from functools import partial

@@ -58,7 +58,7 @@ class CallsPage:
                 self._show_now(found)
 
     async def renew(self) -> None:
-        """Show what the calls of the committed steps have used."""
+        """Show the numbers, tokens, costs and times of the calls in the committed steps."""
         with self._problem.told("the log"):
             found = await self._cache.shared("calls", self._source.calls, 0.9 * _LOG_S)
             if found is not None:

@@ -23,7 +23,7 @@ from ray_messaging.inspector.web.answer_cache import AnswerCache
 
 _DEPTHS = [1, 2, 3, 4]
 _STEPS = 10  # the most steps for which effects are shown
-_LEAF = 36  # the height, in pixels, of a message at the end of the tree
+_LEAF = 36  # the height of the tree's chart, in pixels, for each leaf of the tree
 
 
 class CausesPage:

@@ -1,4 +1,4 @@
-"""Options of the charts.
+"""Options of the pages' charts, for ECharts.
 
 Names of agents and groups are only used as values, and never as keys, because NiceGUI runs the value of a key that
 begins with ":" as code. Tooltips are drawn as text (`richText`), not as HTML.

@@ -13,7 +13,7 @@ _EVERY_S = 5.0
 
 
 class DeadLettersPage:
-    """The list of the first dead letters. It is refreshed while the experiment runs."""
+    """The list of the oldest dead letters. It is refreshed while the experiment runs."""
 
     def __init__(self, cache: AnswerCache) -> None:
         self._cache = cache

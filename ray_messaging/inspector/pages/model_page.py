@@ -11,7 +11,7 @@ from ray_messaging.inspector.pages.society_page import SocietyPage
 from ray_messaging.inspector.sources.model_facts import ModelFacts, ModelParameter
 from ray_messaging.inspector.web.answer_cache import AnswerCache
 
-_PLAY_S = 0.15  # the pause between two steps
+_PLAY_S = 0.15  # seconds between two steps while "Play" is on
 
 
 class ModelPage:

@@ -140,7 +140,7 @@ class OverviewPage:
         ui.timer(_SIDE_S, self.renew_side)
 
     async def renew(self) -> None:
-        """Show the newest values."""
+        """Show the numbers of messages by step or time, how many wait in each mailbox, and how far the steps are."""
         source = self._source
         with self._problem.told("the state"):
             state = await self._cache.shared("state", source.state, _STATE_S)
@@ -157,7 +157,10 @@ class OverviewPage:
             self._show_society(await self._cache.shared("society", self._source.society, _SOCIETY_S))
 
     async def renew_side(self) -> None:
-        """Show the health, whose check may take seconds, or the series and the record of an ended run."""
+        """Show the health of a running experiment, or the collected values and the record of a run that has ended.
+
+        A check of the health may take seconds.
+        """
         source = self._source
         with self._problem.told("the run"):
             if not source.live:

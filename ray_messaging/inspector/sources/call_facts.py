@@ -22,7 +22,10 @@ _Row = Mapping[str, Any]
 
 
 def facts_of_calls(log: EventLog) -> CallFacts:
-    """Return what the calls of a log have used. Raises LogError if the log cannot be read."""
+    """Return the numbers, tokens, costs and times of the calls through `me.remember` that a log has.
+
+    Raises: LogError if the log cannot be read.
+    """
     calls = log.calls()
     made = calls.filter(pc.not_equal(calls["source"], STORE))
     sources = _summed(calls, "source")
@@ -67,9 +70,9 @@ def _sums(title: str, row: _Row) -> CallSums:
 
 
 def _over_steps(rows: Sequence[_Row], measure: str) -> Series:
-    """Return a measure of the calls through `me.remember`, such as their tokens, by step, as sums.
+    """Return, for each step, the sum of a measure over its calls through `me.remember`, such as their tokens.
 
-    If there are too many steps, each sum is over several steps.
+    If there are too many steps, each sum is over several steps, and stands at the first of them.
     """
     if not rows:
         return Series([], {measure: []})
@@ -83,10 +86,10 @@ def _over_steps(rows: Sequence[_Row], measure: str) -> Series:
 
 
 def _slowest(log: EventLog, rows: Sequence[_Row]) -> list[SlowAgent]:
-    """Return agents whose calls took longer than those of every other agent in their step.
+    """Return, for some steps, the agent whose calls took the longest in the step.
 
-    The agents with the largest differences come first. An agent's seconds are the sum over its calls. Calls may be
-    made at the same time, so this sum may exceed the step's time.
+    The steps in which this agent was slower than the second slowest one by the most seconds come first. An agent's
+    seconds are the sum over its calls. Calls may be made at the same time, so this sum may exceed the step's time.
     """
     by_step = defaultdict[int, list[tuple[float, AgentId]]](list)
     for row in rows:

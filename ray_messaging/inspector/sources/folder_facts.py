@@ -73,7 +73,7 @@ class FolderFacts(RunFacts):
         return cast(T, self._found[count][1])
 
     def traffic(self) -> TrafficBins:
-        """Return the traffic of the whole run."""
+        """Return the numbers of messages of the whole run, by step or time."""
         return self._once(self._traffic)
 
     def _traffic(self, rows: int) -> TrafficBins:
@@ -94,7 +94,7 @@ class FolderFacts(RunFacts):
         return traffic_of(bins, start, width, count, rows, rows / span if span else None, in_steps=in_steps)
 
     def society(self) -> BusiestAgents:
-        """Return the busiest agents and pairs of the whole run."""
+        """Return the agents, and the pairs of agents, with the most messages in the whole run."""
         return self._once(self._society)
 
     def _society(self, _rows: int) -> BusiestAgents:
@@ -104,7 +104,7 @@ class FolderFacts(RunFacts):
         return replace(found, measure=name(measure), values=values) if values else found
 
     def calls(self) -> CallFacts | None:
-        """Return what the calls through `me.remember` have used."""
+        """Return the numbers, tokens, costs and times of the calls through `me.remember`."""
         return self._once(self._calls)
 
     def _calls(self, _rows: int) -> CallFacts | None:
@@ -126,9 +126,10 @@ class FolderFacts(RunFacts):
         return None if series is None else society_in_step(series, self.log, measure, step, columns)
 
     def over_steps(self, measure: str) -> Series | None:
-        """Return the mean of a collected value of all agents by step, or how many agents have each text.
+        """Return, by step, the mean of a collected value over all agents; for texts, how many agents have each text.
 
-        If the run collected aggregates over all agents, return these.
+        If the run collected no values of single agents, return the aggregates that it collected, or None if there are
+        none. Return None, too, if the collected values are too many for a page.
 
         Raises: InvalidQuery for a value that the run has not collected.
         """
@@ -157,7 +158,10 @@ class FolderFacts(RunFacts):
         return [] if series is None else measures_of(series)
 
     def _last(self, _rows: int) -> dict[str, dict[str, Any]]:
-        """Return the values that `collect` recorded of each agent in the last step, by the agent's name."""
+        """Return, by the agent's name, the values that `collect` recorded of each agent in the last step with values.
+
+        Return {} if there are no values of single agents, or too many for a page.
+        """
         table = pa.table({}) if self._is_long() else self._once(self._series)
         if AGENT not in table.column_names:
             return {}

@@ -94,7 +94,7 @@ class LiveSource(RunFacts):
         return self._messaging.log
 
     def traffic(self) -> TrafficBins | None:
-        """Return the traffic of the last minute, or of the last steps.
+        """Return the numbers of messages of the last minute, or of the last steps; None if there is no log.
 
         If many rows have come since the last call, a sample of them is counted.
         """
@@ -117,7 +117,10 @@ class LiveSource(RunFacts):
         return replace(by_step, per_second=in_time.per_second)
 
     def society(self) -> BusiestAgents | None:
-        """Return the busiest agents and pairs of the last messages."""
+        """Return the agents, and the pairs of agents, with the most messages among the last ones.
+
+        Return None if there is no log.
+        """
         if self._messaging.log_dir is None:
             return None
         return society_of(self.log, after=max(-1, self.log.end - _MOST_COUNTED))

@@ -38,6 +38,8 @@ ReadRule = Callable[[str], Rule]
 class LiveControl:
     """What a reader of the pages can do with a running experiment: steer it, and send messages as the user.
 
+    Each call that returns a str tells the reader what was done.
+
     Args: `read_rule` builds a rule from the text that a reader has typed. `examples` show how rules are written.
     """
 
@@ -125,7 +127,7 @@ class LiveControl:
     # -- dead letters ---------------------------------------------------------------------------------------------
 
     def requeue(self, letter: str) -> str:
-        """Send the messages of a dead letter again."""
+        """Put the messages of a dead letter back into their mailboxes; raise ConfigError if they cannot go back."""
         done = self._messaging.dead_letters.requeue(letter)
         if done.left:
             raise ConfigError(

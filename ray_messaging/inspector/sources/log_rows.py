@@ -146,18 +146,29 @@ class RunFacts:
         return None
 
     def traffic(self) -> TrafficBins | None:
-        """Return the traffic of a running experiment's last minute or steps, or of a whole log; None without a log."""
+        """Return the numbers of messages by step or time; None if there is no log.
+
+        For a running experiment they are those of the last minute or of the last steps, otherwise of the whole log.
+        """
         return None
 
     def society(self) -> BusiestAgents | None:
-        """Return the busiest agents in a running experiment's last messages, or in a whole log; None without a log."""
+        """Return the agents, and the pairs of agents, with the most messages; None if there is no log.
+
+        For a running experiment only its last messages are counted, otherwise the whole log.
+        """
         return None
 
-    def series(self, agent: str | None = None) -> Series | None:  # noqa: ARG002 - a log has some
-        """Return the aggregates that `collect` recorded, or the values of one agent. Raises InvalidQuery."""
+    def series(self, agent: str | None = None) -> Series | None:  # noqa: ARG002 - for subclasses
+        """Return the aggregates that `collect` recorded, or the values that it recorded of one agent, by step.
+
+        Return None if there are no such values.
+
+        Raises: InvalidQuery if the agent's id is not valid.
+        """
         return None
 
-    def society_in_step(self, measure: str, step: int | None, columns: int | None) -> SocietyInStep | None:  # noqa: ARG002 - a log has some
+    def society_in_step(self, measure: str, step: int | None, columns: int | None) -> SocietyInStep | None:  # noqa: ARG002 - for subclasses
         """Return all agents in one step, each with one collected value.
 
         Return None if the run has collected no values of single agents, or too many for a page.
@@ -169,10 +180,11 @@ class RunFacts:
         """
         return None
 
-    def over_steps(self, measure: str) -> Series | None:  # noqa: ARG002 - a log has some
-        """Return the mean of a collected value of all agents by step, or how many agents have each text.
+    def over_steps(self, measure: str) -> Series | None:  # noqa: ARG002 - for subclasses
+        """Return, by step, the mean of a collected value over all agents; for texts, how many agents have each text.
 
-        If the run collected aggregates over all agents, return these.
+        If the run collected no values of single agents, return the aggregates that it collected, or None if there are
+        none.
         """
         return None
 
@@ -184,7 +196,10 @@ class RunFacts:
         return None
 
     def calls(self) -> CallFacts | None:
-        """Return what the calls through `me.remember` have used in the committed steps; None without a log."""
+        """Return the numbers, tokens, costs and times of the calls through `me.remember` in the committed steps.
+
+        Return None if there is no log.
+        """
         return None if self.log_dir is None else facts_of_calls(self.log)
 
     def calls_now(self) -> CallsAtWork | None:
@@ -240,14 +255,17 @@ class RunFacts:
         )
 
     def why(self, message_id: str, depth: int) -> Cause:
-        """Return why a message was sent.
+        """Return a message with its causes, the messages that its sender had read, down to `depth` levels.
 
         Raises: the same errors as `EventLog.why`, and ConfigError if there is no log.
         """
         return cause_of(self.log.why(message_id, depth))
 
     def effects(self, message_id: str, steps: int) -> Series:
-        """Return how many agents a message could have influenced, by step. Raises the same errors as `why`."""
+        """Return how many agents a message could have influenced, by step: for the first time, and in all so far.
+
+        `steps` is the number of steps. Raises the same errors as `why`.
+        """
         counts = self.log.effects(message_id, steps).counts().to_pydict()
         return Series(counts["step"], {"first moved": counts["agents"], "in all": counts["all"]})
 

@@ -42,7 +42,10 @@ class ModelParameter(NamedTuple):
 
 
 def settings_of(function: Callable[..., Any]) -> list[ModelParameter]:
-    """Return a function's parameters, as its defaults and types give them; raise ConfigError if one has no default."""
+    """Return the parameters of a function, with the values that their defaults and type hints allow.
+
+    Raises: ConfigError if a parameter has no default, or a default that a page cannot show.
+    """
     try:
         hints = get_type_hints(function, include_extras=True)
     except (NameError, TypeError):  # an annotation has a name that is not defined
@@ -92,8 +95,9 @@ def _is_pair(bounds: object) -> bool:
 class ModelFacts(RunFacts):
     """A run of a local model, which all readers of its page share.
 
-    Args: `function` takes the parameters, each with a default, and returns the arguments of `ray_messaging.run` as a
-    dict, with "model". The model and other functions among them may take parameters by name, as in `batch_run`.
+    Args: `function` takes the parameters, each with a default, and returns the arguments of `ray_messaging.run`,
+    including "model", as a dict. The model and other functions in this dict may take parameters by name, as in
+    `batch_run`.
     """
 
     lacks = _PAGES

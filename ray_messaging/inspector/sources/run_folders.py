@@ -24,7 +24,7 @@ class RunFolders:
     """
 
     def __init__(self, folders: Sequence[str]) -> None:
-        """Take the folders; raise ConfigError if one of them does not exist."""
+        """Set the folders in which runs are found; raise ConfigError if one of them does not exist."""
         self._roots: dict[str, str | Path] = {}
         for folder in folders:
             root = folder if "://" in folder else Path(folder).resolve()

@@ -52,7 +52,7 @@ def scaled(bins: Bins, share: float) -> Bins:
 
 
 class RollingTraffic:
-    """The traffic of the last seconds or steps, from counts that are added as they come."""
+    """The numbers of messages in the last seconds or steps, from counts that are added as they come."""
 
     def __init__(self, bins: int, *, in_steps: bool = False) -> None:
         self._most = bins
@@ -73,7 +73,7 @@ class RollingTraffic:
         self._shares = {at: self._shares[at] for at in self.bins}
 
     def traffic(self, now: float, rows: int) -> TrafficBins:
-        """Return the traffic of the period that ends at `now`.
+        """Return the numbers of messages in the period that ends at `now`.
 
         If only a share of the rows was counted in some bins, the result's `share` is the smallest of these shares.
         """
@@ -98,7 +98,7 @@ def traffic_of(
     in_steps: bool,
     share: float = 1.0,
 ) -> TrafficBins:
-    """Return the traffic of `count` bins from `start` on, each `width` long."""
+    """Return the numbers of messages in `count` bins from `start` on, each `width` steps or seconds long."""
     fates: dict[str, list[int]] = {fate: [0] * count for fate in FATES}
     by_rule: dict[str, list[int]] = {}
     for at, counts in bins.items():

@@ -1,4 +1,4 @@
-"""Cache between the pages and a source. It computes answers in threads, and shares them among all pages."""
+"""Cache of the answers that a source gives to the pages. Answers are computed in threads, and shared by all pages."""
 
 import asyncio
 import time
@@ -56,8 +56,8 @@ class AnswerCache:
         began = time.monotonic()
         try:
             answer.value = await self.ask(question)
-            # An answer is used for longer by three times the time that its computation took. So even a slow question is
-            # being computed for at most a fourth of the time.
+            # An answer is used for longer: by three times the time that its computation took. So the answer to a slow
+            # question is being computed for at most a fourth of the time.
             answer.at = time.monotonic() + 3 * (time.monotonic() - began)
         finally:
             answer.coming = None

@@ -1,7 +1,7 @@
-"""The web application of seats: one page for each person, which asks for news and sends what the person writes.
+"""The web application of seats: a page for each person who plays an agent, which shows what the agent hears.
 
-The link of a seat has its token. At the first visit the browser gets a cookie in place of the token. The cookie follows
-from the token, so it stays valid when this process, or the whole experiment, starts again.
+The link of a seat has its token. At the first visit the browser gets a cookie in place of the token. The cookie is
+computed from the token, so it stays valid when this process, or the whole experiment, starts again.
 """
 
 import asyncio
@@ -31,7 +31,7 @@ _LOOK_S: Final = 1.0  # seconds between two reads of the experiment's seats
 _MOST_BYTES: Final = 2**20  # the most bytes of a request
 _COOKIE_S: Final = 30 * 24 * 3600  # a month, so that a person who comes back after some days needs no new link
 _DIGITS: Final = 16
-_AT_ONCE: Final = 10  # the most requests for news that wait for one seat
+_AT_ONCE: Final = 10  # the most requests that wait for a change of one seat's page
 _HTML: Final = (Path(__file__).parents[1] / "pages" / "seat.html").read_text()
 
 
@@ -79,7 +79,7 @@ class _SeatPages:
         self._looked = float("-inf")
         # The task that reads the list of seats. A request for an unknown seat waits for its end.
         self._look: asyncio.Task[None] | None = None
-        self._waiting: dict[AgentId, int] = {}  # how many requests for news wait, by agent
+        self._waiting: dict[AgentId, int] = {}  # by agent, how many requests wait for a change of the page
 
     async def _call(self, method: str, *arguments: object, **named: object) -> Any:  # noqa: ANN401 - of the desk
         call = partial(getattr(self._interceptor, method).remote, *arguments, **named)
@@ -124,6 +124,8 @@ class _SeatPages:
         """Return the page of a seat, on which a person plays an agent.
 
         If the link has a token, set the cookie; the page's script removes the token from the URL.
+
+        Raises: _Refused if the request has neither the seat's token nor its cookie.
         """
         given = request.query_params.get("token")
         answer = HTMLResponse(_HTML, headers=_HEADERS)
@@ -143,7 +145,7 @@ class _SeatPages:
         return answer
 
     async def news(self, request: Request) -> Response:
-        """Wait until there is something new for the seat's page to show, and return what the page shows."""
+        """Wait until the seat's page has something new to show, but only some seconds; return what the page shows."""
         agent = await self._admitted(request)
         seen = request.query_params.get("seen", "")
         version = int(seen) if seen.isdecimal() and len(seen) < _DIGITS else -1
@@ -157,7 +159,7 @@ class _SeatPages:
         return JSONResponse(shown(view), headers=_HEADERS)
 
     async def answer(self, request: Request) -> Response:
-        """Send what a person has written in a step."""
+        """Pass on what a person has written in a step, which the agent's group sends as the agent's messages."""
         agent, given = await self._admitted(request), await _given(request)
         step, messages = given.get("step"), given.get("messages")
         if type(step) is not int or not isinstance(messages, list) or not all(isinstance(m, dict) for m in messages):
@@ -203,7 +205,7 @@ async def _given(request: Request) -> Mapping[str, Any]:
 
 
 def _equal(given: str, secret: str) -> bool:
-    """Compare in a time that does not depend on how much of the secret is right."""
+    """Return whether both are equal, in a time that does not depend on how much of the secret is right."""
     return compare_digest(given.encode(errors="replace"), secret.encode())
 
 

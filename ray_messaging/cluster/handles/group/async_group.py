@@ -118,11 +118,12 @@ class AsyncGroup(StampedHandle):
         # The name of this handle in health reports, by which its process can be found.
         self._caller = f"{secrets.token_hex(8)} of process {os.getpid()} on {socket.gethostname()}"
         self._numbers = 0
-        self._waiting: OrderedDict[int, None] = OrderedDict()  # sends that have no answer yet, ascending
+        self._waiting: OrderedDict[int, None] = OrderedDict()  # the numbers of sends that have no answer yet, ascending
         self._sending = threading.Lock()
         self._fetching = waiting.lock()
         self._token: Token | None = None
-        self._fetches = self._received = 0  # the numbers of the last fetch, and of the last one with commit="acked"
+        # The number of the last fetch, and that of the last fetch with commit="acked" that returned messages.
+        self._fetches = self._received = 0
         self._unacked: dict[tuple[str, int], Token] = {}  # the tokens of fetches with commit="acked"
         self._restarting = False  # whether the group's actor has died during a send
         wait_s, self._route = experiment.settings.send_timeout_s, LaneRoute()
@@ -464,7 +465,7 @@ class AsyncGroup(StampedHandle):
             token, messages = messages_of(self._experiment.exp_id, *answer)
             if messages or wait_s == timeout:
                 return token, messages
-            self._token = None  # the lease is committed
+            self._token = None  # the messages of this fetch are committed
         left = None if until is None else max(0.0, until - time.monotonic())
         call = FetchCall(self._caller, self._token, limit, left, options)
         found: tuple[Token | None, Messages] = await self._insist(lambda: self.actor.answer.remote(call))
@@ -729,7 +730,7 @@ class GroupService:
     async def end(self, left: Sequence[Message], ended: str) -> None:  # noqa: ARG002 - a Service's
         """End the service. Messages that are not handled are delivered to the next fetch at once.
 
-        Args: `ended` is the reason that askers get, or "" if there is nothing to record.
+        Args: `ended` says why the service has ended, for those whose questions get no answer ("": do not record this).
         """
         if ray.is_initialized():  # without Ray the group has ended, or will end with its driver
             await self._group.give_up_unacked()

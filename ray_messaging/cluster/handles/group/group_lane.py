@@ -132,7 +132,8 @@ class GroupLane:
         return None
 
     async def _open(self) -> "Connection | None":
-        # The actor's next process has another lane. A Ray call during the restart would fail only after seconds.
+        # The actor's next process has another socket. It is waited for, because a Ray call during the restart would
+        # take seconds to fail.
         if self._lost:
             await wait_restart(self._waiting, self._actor, self._wait_s)
             self._route.address, self._lost = None, False
@@ -269,14 +270,14 @@ class LoopConnection:
     """A connection to a group's actor for all calls of one event loop, many at once.
 
     A call without an answer is made again through Ray. A call may take long, because of many other calls or a slow
-    rule, so a single call has no timeout. But if for a while neither a call nor an AliveCall is answered, the
-    connection and all its calls are given up.
+    rule, so a single call has no timeout. But if for a while no call is answered, and no AliveCall, which asks only for
+    a sign of life, the connection and all its calls are given up.
     """
 
     def __init__(self, process: str, client: LaneClient, life: Life) -> None:
         self.process = process
         self._client = client
-        self._life = life  # closes the client, also when nothing refers to it any more
+        self._life = life  # closes the client when the event loop ends, or when this connection is dropped
         self._loop = asyncio.get_running_loop()
         self.turn = asyncio.Semaphore(_SENDS)  # a send waits while too many others have no answer
         self._calls = 0  # the number of calls that have no answer yet

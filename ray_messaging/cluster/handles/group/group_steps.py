@@ -19,8 +19,8 @@ from ray_messaging.steps.step import Step
 from ray_messaging.steps.step_loop import driven_loop
 from ray_messaging.steps.step_numbers import check_until
 
-# All groups that this process drives share one event loop, and one wait for news of steps. With a loop for each group,
-# the server would have to notify each loop.
+# All groups whose steps this process runs share one event loop, in which a single call waits until the next step opens.
+# With a loop for each group, the server would have to notify each loop.
 _LOOP = SharedLoop("steps")
 
 
@@ -49,8 +49,8 @@ async def driven_steps(
     """Yield the steps of a group for `task`, the Ray task or program that runs the group's steps.
 
     This process itself reads from the server and writes to it, because a detour over the group's actor would double the
-    work of a step. The server counts how often a process has begun to run the group's steps. It refuses what an earlier
-    one sends, because the count is the sender's epoch. The messager of this process hosts no agents.
+    work of a step. The server counts how often a process has begun to run the group's steps. A process sends its number
+    with each write, and the server refuses all numbers but the latest. The messager of this process hosts no agents.
     """
     check_until(until)
     interceptor = await asyncio.to_thread(find_actor, f"{experiment.exp_id}/interceptor")
@@ -88,7 +88,7 @@ async def connected(make: Callable[[], Messager], patience_s: float) -> Messager
             await messager.init()
         except BaseException as error:
             await messager.close()
-            refused = isinstance(error, ServerRefused)  # a wrong password does not become right
+            refused = isinstance(error, ServerRefused)  # another try would not help against a wrong password
             if refused or not isinstance(error, ConnectionFailed) or backoff.exhausted:
                 raise
         else:
