@@ -238,22 +238,22 @@ class Calls(_Settings):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     rate_per_minute: PositiveFloat | None = _setting(
-        None, "calls that begin per minute, at an even pace; None: no limit"
+        None, "most calls that begin per minute, at an even pace; None: no limit"
     )
-    concurrency: int | None = _setting(None, "calls at once; None: no limit", ge=1)
+    concurrency: int | None = _setting(None, "most calls at the same time; None: no limit", ge=1)
     retries: int = _setting(0, "most further tries of a call that has failed", ge=0)
     tokens_per_minute: PositiveFloat | None = _setting(
-        None, "tokens per minute, of prompts and answers, at an even pace; None: no limit"
+        None, "most tokens per minute, of prompts and answers, at an even pace; None: no limit"
     )
     budget: int | str | None = _setting(
         None,
-        "calls, or money such as '5 USD', from this start on; once the budget is spent, the run ends with the "
-        "committed steps; None: no limit",
+        "most calls, or most money such as '5 USD', from this start on; once the budget is spent, the run ends "
+        "with the committed steps; None: no limit",
     )
     cost: Price | dict[str, Price] | None = _setting(
         None, "the price of all models, or the price of each model by its name, or by the beginning of its name"
     )
-    keep_arguments: bool = _setting(True, "keep the arguments of calls in the log's folder, and in the store")
+    keep_arguments: bool = _setting(True, "keep the arguments of calls in the log's folder, and in the folder `store`")
     store: str | Path | None = _setting(
         None,
         "a folder on this machine with the answers of calls by content: an equal call is made once, whichever agent, "
@@ -355,21 +355,22 @@ class RedisConfig(ServerConfig):
     connect_timeout: float = _setting(
         5.0, "seconds until a server that does not answer counts as out of reach; for embedded servers it is 30", gt=0
     )
-    username: str | None = _setting(None, "the user's name, where the server has an ACL")
+    username: str | None = _setting(None, "the user's name, if the server has an ACL")
     ssl: bool = _setting(False, "connect by TLS")
     ssl_ca_certs: str | None = _setting(None, "a file of certificate authorities to trust besides the system's")
-    ssl_certfile: str | None = _setting(None, "a file with our own certificate, where the server asks for one")
-    ssl_keyfile: str | None = _setting(None, "a file with the key of our certificate")
+    ssl_certfile: str | None = _setting(None, "a file with the client's certificate, if the server asks for one")
+    ssl_keyfile: str | None = _setting(None, "a file with the private key of the client's certificate")
     allow_eviction: bool = _setting(
         False, "accept a server that deletes data, unread messages too, when its memory is full"
     )
     socket_dir: str | None = _setting(
-        None, "a folder with the server's unix socket, PORT.sock, used where it exists, because it is faster"
+        None,
+        "a folder with the server's unix socket, PORT.sock; if it exists, it is used, because it is faster than TCP",
     )
 
     sentinels: tuple[str, ...] = _setting((), "in place of server and port: the Sentinels' addresses, host:port each")
     service: str | None = _setting(None, "the service of the Sentinels, whose primary is the server")
-    sentinel_username: str | None = _setting(None, "the user's name at the Sentinels, where they have an ACL")
+    sentinel_username: str | None = _setting(None, "the user's name at the Sentinels, if they have an ACL")
     sentinel_password: str | None = _setting(None, "the password of the Sentinels", repr=False)
     cluster: tuple[str, ...] = _setting((), "in place of server and port: some nodes of a cluster, host:port each")
     shards: int = _setting(
@@ -585,23 +586,27 @@ class MessagingConfig(_Settings):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     mailbox_messages: PositiveInt = _setting(
-        MAILBOX_MESSAGES, "messages that may wait unread in a mailbox; senders wait while it is full"
+        MAILBOX_MESSAGES,
+        "most unread messages in a mailbox, which holds the messages for one group; senders wait while it is full",
     )
     mailbox_bytes: PositiveInt = _setting(
-        MAILBOX_BYTES, "bytes that may wait unread in a mailbox; senders wait while it is full"
+        MAILBOX_BYTES,
+        "most unread bytes in a mailbox, which holds the messages for one group; senders wait while it is full",
     )
     inbox_messages: PositiveInt = _setting(
-        100_000, "messages that a receiver reads ahead of fetches; twice as many if the server is far"
+        100_000, "most messages that a receiver reads before they are fetched; twice as many if the server is far away"
     )
     outbox_messages: PositiveInt = _setting(
-        200_000, "messages that may wait in a messager to be sent; `send` waits while it has that many"
+        200_000, "most messages that may wait in a messager to be sent; `send` waits while that many wait"
     )
     outbox_bytes: PositiveInt = _setting(
-        256 * 2**20, "bytes that may wait in a messager to be sent; `send` waits while it has that many"
+        256 * 2**20, "most bytes that may wait in a messager to be sent; `send` waits while that many wait"
     )
-    payload_bytes: int = _setting(8 * 2**20, "bytes of one payload as JSON, 64 MiB at most", gt=0, le=PAYLOAD_LIMIT)
+    payload_bytes: int = _setting(
+        8 * 2**20, "most bytes of one payload as JSON; the setting may be up to 64 MiB", gt=0, le=PAYLOAD_LIMIT
+    )
     state_bytes: int = _setting(
-        64 * 2**20, "bytes of a transaction's state, 256 MiB at most", gt=0, le=TRANSACTION_BYTES
+        64 * 2**20, "most bytes of a transaction's state; the setting may be up to 256 MiB", gt=0, le=TRANSACTION_BYTES
     )
     complete_messages: PositiveInt = _setting(1_000_000, "most messages of one fetch with `complete=True`")
     complete_bytes: PositiveInt = _setting(256 * 2**20, "most bytes of one fetch with `complete=True`")
@@ -617,10 +622,12 @@ class MessagingConfig(_Settings):
         "seconds for which a step waits for a server that it cannot reach, such as during a cut of the network; if "
         "send_timeout_s is longer, the step waits for that time",
     )
-    interceptor_timeout_s: PositiveFloat = _setting(30.0, "seconds that a send waits for a silent interceptor")
+    interceptor_timeout_s: PositiveFloat = _setting(
+        30.0, "seconds that a send waits for an answer of the interceptor, the actor with the rules"
+    )
     rule_timeout_s: PositiveFloat = _setting(
         RULE_TIMEOUT_S,
-        "seconds that a rule may take for one batch; after that it has failed, and is interrupted",
+        "seconds that a rule may take for one batch of messages; then the rule is interrupted, and counts as failed",
         le=_LONGEST_S,
     )
     lease_s: PositiveFloat = _setting(
@@ -628,16 +635,20 @@ class MessagingConfig(_Settings):
     )
     loan_s: PositiveFloat = _setting(
         LOAN_S,
-        "seconds that a group's handle may hold fetched messages; after that other handles get them",
+        "seconds that a group's handle may hold fetched messages; after that other handles of the group get them",
         le=_LONGEST_S,
     )
     dead_bytes: PositiveInt = _setting(
-        DEAD_BYTES, "bytes of dead letters; above this the oldest dead letters are dropped, and counted"
+        DEAD_BYTES,
+        "most bytes of dead letters, messages that could not be handled; above it the oldest are dropped, and counted",
     )
-    log_list_messages: int = _setting(100_000, "messages in the local log list, `get_log_list()`; 0: none", ge=0)
-    log_list_bytes: int = _setting(64 * 2**20, "bytes in the local log list; 0: none", ge=0)
+    log_list_messages: int = _setting(
+        100_000, "most messages that `get_log_list()` of a messager returns; 0: none", ge=0
+    )
+    log_list_bytes: int = _setting(64 * 2**20, "most bytes that a messager keeps for `get_log_list()`; 0: none", ge=0)
     mirror: bool = _setting(
-        False, "also PUBLISH each message on its channel, for programs without this library that subscribe to it"
+        False,
+        "also PUBLISH each message on its channel, for programs without this library that subscribe to the channel",
     )
     strict_senders: bool | None = _setting(
         None, "send only for the messager's own agents, or the user; None: True for groups, False for other messagers"
@@ -647,7 +658,9 @@ class MessagingConfig(_Settings):
         0, "replicas of the server that must confirm a write before it is acknowledged; 0: none", ge=0
     )
     delegate_rules: bool = _setting(
-        True, "let senders apply rules that read only ids; False: the interceptor judges all messages"
+        True,
+        "let senders themselves apply rules that read only ids; False: the interceptor, the actor with the rules, "
+        "judges all messages",
     )
 
 

@@ -19,14 +19,21 @@ class MqttConfig(ServerConfig):
     port: int = Field(1883, description="the broker's TCP port", ge=1, le=65535)
     username: str | None = Field(None, description="the user's name")
     password: str | None = Field(None, description="the user's password, which needs a username", repr=False)
-    timeout: float = Field(60.0, description="seconds that one command may take; connecting has 5 s of its own", gt=0)
+    timeout: float = Field(60.0, description="seconds that one command may take; connecting may take 5 s", gt=0)
     keepalive_s: int = Field(
-        30, description="seconds of silence before a ping, and until the peer is gone", ge=1, le=65535
+        30,
+        description="seconds of silence before a ping is sent, and until a broker that does not answer counts as gone",
+        ge=1,
+        le=65535,
     )
     ssl: bool = Field(False, description="connect by TLS")
-    ssl_ca_certs: str | None = Field(None, description="a file of the authorities to trust; without it: the system's")
-    ssl_certfile: str | None = Field(None, description="a file with our own certificate, where the broker asks for one")
-    ssl_keyfile: str | None = Field(None, description="a file with the key of our certificate")
+    ssl_ca_certs: str | None = Field(
+        None, description="a file of certificate authorities to trust; None: those of the system"
+    )
+    ssl_certfile: str | None = Field(
+        None, description="a file with the client's certificate, if the broker asks for one"
+    )
+    ssl_keyfile: str | None = Field(None, description="a file with the private key of the client's certificate")
 
     @model_validator(mode="after")
     def _is_whole(self) -> "MqttConfig":
