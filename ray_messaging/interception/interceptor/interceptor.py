@@ -263,8 +263,9 @@ class Interceptor:
         rules, verdict = self.rules.for_broadcasts if pair_rows(batch) is not None else self.rules.each, BatchVerdict()
         for rule in rules:
             if rule.counts_blocked:
-                # A round of the rule may begin here. It belongs to no attempt at a step, so the rule must record it
-                # before the attempt's changes.
+                # This call makes the rule record how many messages were blocked before its round, unless it has done
+                # so. A later attempt at the step must not undo this record, so the call comes before the attempt's
+                # changes.
                 rule.room(())
         judging = Judging(key, batch, verdict, rules, self._in_parts(batch, rules, verdict), attempt)
         with self.tracer.judging(batch):
@@ -279,7 +280,7 @@ class Interceptor:
         return self._answers.keep(key, answer, data, sender=batch.sender)
 
     def _in_parts(self, batch: Batch, rules: Sequence[Rule], verdict: BatchVerdict) -> Sections:
-        """Apply rules to a batch, in parts that are small enough for rules that count blocked messages.
+        """Apply rules to a batch, part by part, so that no verdict depends on messages that the same part blocks.
 
         Yield each slow rule with the messages it must judge. Count the messages of each part, and add the verdicts on
         them to `verdict`.
@@ -386,9 +387,10 @@ class Interceptor:
         return len(self._slow_rules)
 
     def kept(self) -> dict[str, int]:
-        """Return the number of entries in each rule's table, by rule name, and two more numbers.
+        """Return the number of entries in each rule's table, by the rule's name.
 
-        These are the number of senders with blocked messages, and the bytes of the stored answers.
+        Under `VIOLATIONS` is the number of senders with blocked messages, under `ANSWERS` the size in bytes of the
+        answers that are kept for senders.
         """
         tables = {rule.name: len(rule.state) for rule in self.rules if rule.state is not None}
         return tables | {VIOLATIONS: len(self.violations), ANSWERS: self._answers.nbytes}
@@ -461,7 +463,7 @@ class Interceptor:
     def new_round_once(self, call: str) -> list[str]:
         """Begin a new round for all rules, unless the call with the id `call` has done so before.
 
-        Returns: the result of `new_round`.
+        Returns: the names of the rules whose `new_round` failed when the call with this id was made first.
         """
         calls: dict[str, list[str]] = self.rounds.get("calls", {})
         if call not in calls:
@@ -470,7 +472,10 @@ class Interceptor:
         return calls[call]
 
     def forget_calls(self) -> None:
-        """Forget calls and changes of an earlier start of the experiment, because Ray may use the calls' ids again."""
+        """Forget which calls have begun rounds or changed rules, because this is a new start of the experiment.
+
+        Ray may give calls of this start the ids that calls of an earlier start had.
+        """
         self.rounds.pop("calls", None)
         self.changes.clear()
 
@@ -555,7 +560,7 @@ class Interceptor:
 
 
 def _over(rows: int) -> bytes:
-    """Return the answer to a batch of an outdated attempt at a step. All its `rows` rows are blocked.
+    """Return the answer to a batch of an outdated attempt at a step. It blocks all `rows` rows of the batch.
 
     The server accepts none of these rows.
     """

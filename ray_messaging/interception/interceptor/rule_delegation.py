@@ -40,10 +40,11 @@ _NOTHING = encode_snapshot(RuleSnapshot(0))
 class RuleDelegation:
     """Numbered snapshots of the rules, for messagers that apply the rules themselves.
 
-    With each send, the server checks the number of the sender's snapshot. A number is on the server before a messager
-    gets the snapshot. A call that changes the rules returns after the server has a higher number, and from then on no
-    message passes by old rules. All numbers are above the interceptor's epoch (the number of its start), so the server
-    can tell a messager whether the rules or the interceptor have changed.
+    With each send, the server compares the number of the sender's snapshot with the number that it has stored. A number
+    is stored on the server before a messager gets the snapshot. If rules are changed while messagers may have a
+    snapshot, a higher number is stored before the change returns, and from then on no message passes by the old rules.
+    All numbers are above the interceptor's epoch (the number of its start). So the server can tell a messager whether
+    the rules or the interceptor have changed.
     """
 
     def __init__(self, rules: RuleSet, epoch: int, publish: PublishSnapshot | None, versions: RuleVersions) -> None:
@@ -61,7 +62,7 @@ class RuleDelegation:
         self.restart()
 
     def restart(self) -> None:
-        """Take the rules as they are now, give them a new number, and revoke the snapshots that messagers have."""
+        """Use the present rules for later snapshots, under a new number, and revoke the snapshots of messagers."""
         self.number = new_epoch(self.number)
         self._seen: tuple[Rule, ...] = self._rules.now
         self._delegated = self._rules.each
@@ -79,7 +80,11 @@ class RuleDelegation:
 
     @property
     def offer(self) -> int:
-        """Return the number of the snapshot of the rules that messagers can request now, or 0 if there is none."""
+        """Return the number of the snapshot of the rules that messagers can request now.
+
+        Return 0 if there is no such snapshot: the rules cannot be delegated, or a change of the rules was made just
+        now or will soon come into force.
+        """
         if not self.enabled:
             return 0
         self.notice_changes()

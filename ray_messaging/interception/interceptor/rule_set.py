@@ -207,9 +207,9 @@ class RuleFailures:
     def of(self, rule: Rule) -> dict[str, Any]:
         """Return a rule's failures in JSON's types; {} if it has not failed.
 
-        `failures` is how often it has failed, `on_error` what it then does with messages, and `last_error` and
-        `last_failed_at` describe the last failure. `errors` has each distinct error: its text, where it was raised, and
-        how often.
+        `failures` is the number of messages on which it has failed, and of its other failed calls. `on_error` says what
+        happens to such messages: "block" or "allow". `last_error` and `last_failed_at` are the text and the time of the
+        last failure. `errors` has each distinct error: its text, where it was raised, and how many failures it caused.
         """
         record = self._records.get(id(rule))
         if record is None:
@@ -234,9 +234,9 @@ class RuleFailures:
 
 
 def _key(error: BaseException, text: str) -> tuple[str, str, str]:
-    """Return a key that equal errors have in common.
+    """Return a key that is the same for all errors of one type that the same line of code has raised.
 
-    An error without a traceback is our own, and its text is always the same.
+    An error without a traceback was made by this library. Its text is always the same, so the text is in the key.
     """
     trace = error.__traceback__
     if trace is None:
