@@ -36,9 +36,9 @@ class RowsById(NamedTuple):
     counts: NDArray[np.intp]
 
     def beyond(self, allowed: NDArray[np.intp]) -> NDArray[np.intp]:
-        """Return the rows, ascending, that exceed the number of rows that their id may have.
+        """Return, ascending, the numbers of all rows except the first `allowed` rows of each id.
 
-        `allowed` (k,) has this number for each id.
+        `allowed` (k,) has a number of rows for each id.
         """
         over = allowed < self.counts
         if not over.any():
@@ -274,9 +274,10 @@ class RoundQuota(Rule):
         return count - before
 
     def _strangers(self, batch: Batch, quota: int, silenced: Mapping[int, str]) -> dict[int, str]:
-        """Record new contacts; return, by row, why a row's contact exceeds the quota.
+        """Record the agents to whom a sender writes for the first time in the round, up to `quota` agents.
 
-        Rows in `silenced` are blocked for another reason, and are left out.
+        Return, by row, the reason for each message to a further agent. Rows in `silenced` are blocked for another
+        reason, so they are ignored.
         """
         found: dict[int, str] = {}
         known, met = self.state.keys(), self._met
