@@ -127,8 +127,9 @@ def _is_kept(name: str, step: int) -> bool:
 def _without_outside(copied: Sequence[CopiedKey]) -> list[CopiedKey]:
     """Return the data without the messages that were sent outside of the steps and that no group has read yet.
 
-    A fork sends these messages again, from the log of its parent, each in its step. If the checkpoint had them too,
-    they would arrive twice. The checkpoint alone would not be enough, because it lacks messages that came later.
+    An experiment that continues from the checkpoint takes all such messages from the event log of the experiment that
+    was copied. If the checkpoint had them too, they would arrive twice. The checkpoint alone would not be enough,
+    because it lacks messages that were sent later.
     """
     sizes: Counter[str] = Counter()  # for each box, the bytes of its frames that are left out
     found: list[CopiedKey] = []
@@ -158,7 +159,7 @@ def _fields(value: bytes) -> dict[bytes, bytes]:
 def _of_run(copied: CopiedKey, step: int) -> CopiedKey:
     """Return a key without the fields that belong to one call of `Messaging.start`.
 
-    In the key `steps`, the last step becomes `step`.
+    In the key `steps`, the fields that say how far the steps have come are set to `step`.
     """
     key, kind, content = copied
     if kind != "hash" or key.startswith(_BUS):

@@ -97,10 +97,10 @@ class LocalSteps(RedisSteps):
         """Do nothing, because no other process waits for the group."""
 
     async def hold(self, name: str, through: int) -> None:
-        """Do nothing. On a server this call keeps other groups from beginning steps; a local run has only one group."""
+        """Do nothing. On a server this call is for other readers of the steps' messages, and a local run has none."""
 
     async def open(self, group: str, attempt: int, step: int) -> Opened:
-        """Open a step. It waits for nobody."""
+        """Open a step at once, because there is no other group for which it would have to wait."""
         frames = self._boxes.get(box_name(group, step), ())
         rows = Counter[StepTag]()
         for frame in frames:
@@ -151,7 +151,10 @@ class LocalSteps(RedisSteps):
     async def close(
         self, group: str, attempt: int, step: int, closing: Closing, *, go_on: bool = False
     ) -> Committed | Refused:
-        """Close a step. With `go_on` the next step is opened too."""
+        """Close a step; with `go_on` open the next step, too. Return Refused if the recorded series have changed.
+
+        They have changed if their first line, which describes them, differs from that of earlier steps.
+        """
         if monotonic() >= self._turn_at:
             await asyncio.sleep(0)
             self._turn_at = monotonic() + _TURN_S
