@@ -36,7 +36,8 @@ STOPPING: Final = b"stopping"
 class CannotStart(Exception):
     """The server cannot start.
 
-    `args` are what does not work (data_dir, port or server), the reason, and the last lines of the log.
+    `args` has three texts: what prevents the start ("data_dir", "port" or "server"), the reason, and the last lines of
+    the server's log.
     """
 
 

@@ -71,6 +71,8 @@ def once_each(batch: Batch, rows: PairRows) -> Batch:
 class BarredPairs:
     """A cache of the pairs of sender and hearer that a rule blocks in one version of an audience.
 
+    An audience is a named set of pairs, which says who hears whose broadcasts.
+
     The rule's check judges a sender's pairs at the sender's first broadcast. If the cache has room for the blocked
     pairs, later broadcasts of the sender use the cache. A blocked pair is stored as the index of its hearer among the
     sender's hearers. If a batch has a sender whose id is not an int, the cache is not used for the batch.
@@ -147,9 +149,10 @@ class BarredPairs:
 
 
 class Intersections:
-    """A cache, limited in size, of the pairs that each rule blocks in each audience version.
+    """A cache, limited in size, of the pairs of sender and hearer that each rule blocks in each version of an audience.
 
-    If a rule changes, its pairs are dropped.
+    An audience is a named set of pairs, which says who hears whose broadcasts. The pairs of a rule are dropped if the
+    rule changes.
     """
 
     def __init__(self, most: int = KEPT_ENTRIES) -> None:

@@ -341,7 +341,7 @@ class RemoteVerdictClient(VerdictClient):
             raise
 
     async def _ask_anew(self, request: bytes, *, patient: bool) -> bytes:
-        """Ask over a new connection to the interceptor, or by a Ray call if there can be none."""
+        """Ask over a new connection to the interceptor, or by a Ray call if no connection can be opened."""
         if asyncio.get_running_loop().time() < self._by_ray_until:
             return bytes(await self._handle.forward_batch.remote(request, patient, **self._options))
         async with self._opening:  # several requests may find at the same time that the lane is lost

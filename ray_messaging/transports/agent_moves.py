@@ -41,10 +41,11 @@ class UnreadFrames(NamedTuple):
 
 
 class MoveAttempt(NamedTuple):
-    """One attempt to move agents: the new record of the mailbox that the agents leave, and that of the target, if any.
+    """One attempt to move agents from one mailbox to another one, the target, or to none.
 
-    The records were made from the directory of mailboxes at `version`. If the directory has changed since, the attempt
-    is refused. In steps `unread` is None: the messages stay in their boxes, and the new group reads the messages there.
+    `record` is the new record of the mailbox that the agents leave, and `target` the new record of the target (None: no
+    target). Both were made from the directory of mailboxes at `version`. If the directory has changed since, the
+    attempt is refused. In steps `unread` is None: the messages stay in their boxes, and the new group reads them there.
     """
 
     record: MailboxRecord

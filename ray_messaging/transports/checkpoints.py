@@ -17,7 +17,8 @@ from ray_messaging.transports.connection.link import RedisLink
 
 _AT_ONCE = 1_000  # how many keys are read in one call, and how many pairs are written in one command
 _BOX = "box"
-_OUTSIDE = re.compile(rb"c:-?\d+:")  # the field of a cover that counts the rows that were sent outside of the steps
+# In a key `box-cover`: the fields that count the rows which came into the box from outside of the steps.
+_OUTSIDE = re.compile(rb"c:-?\d+:")
 _BUS = "bus:"  # keys of AgentScope's hub, whose hashes have fields with names that users choose
 # Fields of the key `steps`. In a checkpoint, each of them is the checkpoint's step.
 _PROGRESS = (b"asked", b"opened", b"latest", b"sealed", b"dropped")
@@ -139,7 +140,7 @@ def _without_outside(copied: Sequence[CopiedKey]) -> list[CopiedKey]:
         sizes[key.removeprefix("box:")] += sum(len(fields[b"f"]) for fields in outside.values())
         found.append(CopiedKey(key, kind, [pair for pair in content if pair[0] not in outside]))
     for place, (key, kind, content) in enumerate(found):
-        # A message may have arrived after its box was read, but before the cover of the box was read.
+        # A message may have arrived after its box was read, but before the box's counts (its cover) were read.
         counts = [int(value.split(b":")[1]) for field, value in content if _OUTSIDE.fullmatch(field)]
         if key.startswith("box-cover:") and counts:
             left = {field: value for field, value in content if not _OUTSIDE.fullmatch(field)}

@@ -157,7 +157,7 @@ class RedisDeadLetters:
         return _dead_frame(letter, reply[0][1]) if reply else None
 
     async def listeners(self) -> Listeners:
-        """Return the mailboxes that listen now."""
+        """Return all mailboxes that exist now, with the agents and channels to which they listen."""
         delta = await self._transport.load_directory(-1)
         born = {}
         for record in delta.changed:
@@ -168,7 +168,7 @@ class RedisDeadLetters:
     async def requeue(self, letter: str, version: int, frames: Sequence[Returned], rest: bytes) -> tuple[Requeued, str]:
         """Write frames into mailboxes and delete the letter; do all of this or nothing.
 
-        Return the outcome. If it is a failure, return also the mailbox that caused it.
+        Return the outcome, and the name of the mailbox that caused a failure (otherwise "").
 
         Args: `rest` is a frame of the letter's messages that stay dead, for which a new letter is written. It is b"" if
         there are none.

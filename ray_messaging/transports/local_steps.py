@@ -206,7 +206,7 @@ class LocalSteps(RedisSteps):
         return [self._blocked] if self._blocked else []
 
     async def collected(self, through: int) -> list[Collected]:
-        """Return the series and remembered calls of the steps up to `through`."""
+        """Return the recorded series, and the results of remembered calls, of the steps up to `through`."""
         return [each for each in self._collected if each.step <= through]
 
     async def remember(self, group: str, attempt: int, step: int, results: Mapping[str, bytes]) -> bool:

@@ -54,7 +54,7 @@ class StepSettings(NamedTuple):
 
     @classmethod
     def of(cls, steps: "Steps") -> "StepSettings":
-        """Return the settings that a user gave, with defaults for the others."""
+        """Return the settings that a user gave, with defaults for those that a user cannot set."""
         # With "neighbours", calls of agents begin earlier, but a group still waits for all groups.
         wait_for = WaitFor.ALL if steps.wait_for == "neighbours" else WaitFor(steps.wait_for)
         return cls(steps.seed, wait_for, groups=steps.groups or 0, digest=steps.digest)

@@ -195,8 +195,8 @@ class RedisSteps:
     ) -> DrivenGroup | Driven:
         """Become the driver of a group, the task that takes the group through its steps.
 
-        If the driver asks again with the same `start`, it gets the same attempt number again. With a later start it
-        gets a higher number.
+        If the driver asks again with the same `start`, it gets the same attempt number again. With a higher `start` it
+        gets a higher number. Return a `Driven` if another driver has the group.
 
         Args: `over` is the lease of another driver that has not changed for its whole duration, so that it has ended.
         `until` is the first step in which the group no longer takes part (None: it always does, even if an earlier
@@ -301,7 +301,7 @@ class RedisSteps:
 
         If large frames are stored on other servers, they are written there first, and the script gets small stand-ins.
 
-        Args: `closing` has the arguments before the frames for a script that also closes the step.
+        Args: `closing` has further arguments, which a script that also closes the step takes before the frames.
         """
         writes = request.writes if self.bodies is None else await self.bodies.put(request, tag)
         keys = [self._keys.meta, self._steps, self._keys.step(tag.group), self._keys.sent(tag.group)]
@@ -339,7 +339,9 @@ class RedisSteps:
         return None if reply[0] == _UNWRITTEN else _closed(reply, tag.group, tag.attempt, tag.sent)
 
     async def remember(self, group: str, attempt: int, step: int, results: Mapping[str, bytes]) -> bool:
-        """Keep results of remembered calls until the step is closed, so that later attempts at the step find them.
+        """Keep results of remembered calls, which agents made by `me.remember`, until the step is closed.
+
+        Later attempts at the step find them, and need not make the calls again.
 
         The step may be the open one or a later one. Return False, and keep nothing, if the step is closed, or the group
         has a later attempt.
@@ -433,7 +435,10 @@ class RedisSteps:
         return _covers(await self._link.command("HGETALL", self._keys.cover(box)))
 
     async def covered_boxes(self, first: int, last: int) -> dict[str, list[Cover]]:
-        """Return, by name, the covers so far of each box of the steps from `first` to `last`, as `covers` does."""
+        """Return, by the box's name, what `covers` returns for each box of the steps from `first` to `last`.
+
+        These are the attempts at steps that are committed so far, each with the number of rows that it sent to the box.
+        """
         found = await self._link.script("list_boxes", [self._steps], [self._keys.prefix, first, last])
         return {
             name.decode(): [_cover(*each) for each in zip(covers[::2], covers[1::2], strict=True)]
@@ -460,7 +465,7 @@ class RedisSteps:
         }
 
     async def collected(self, through: int) -> list[Collected]:
-        """Return the series and remembered calls that groups have stored in the steps up to `through`.
+        """Return the recorded series and results of remembered calls that groups have stored up to step `through`.
 
         Data that `drop_collected` has deleted are not included.
         """

@@ -64,7 +64,7 @@ class Interceptor:
     A batch takes this way: `answer` looks for an earlier answer, a `RulePipeline` applies the rules, the verdict is
     counted and encoded, and the answer is kept in case the sender asks again. `judge` serves messagers of this process,
     which get the verdict itself. A batch of a step is judged once in each attempt at the step. Its answer waits for
-    slow rules, and is kept until the group goes on to the next step.
+    slow rules, which await their verdicts, and is kept until the group goes on to the next step.
 
     Args:
         store: where the rules' state is saved. If a batch has changed the state, it is answered after the state is
@@ -121,7 +121,7 @@ class Interceptor:
     async def judge(self, batch: Batch) -> BatchVerdict:
         """Return the verdicts on a batch of a messager in this process.
 
-        With a store, return them after the state is saved.
+        If the rules' state is saved in a store, return the verdicts only after the changed state is saved.
 
         Raises: Fenced if a newer interceptor has taken over.
         """
@@ -398,7 +398,7 @@ class Interceptor:
     def load(self, tables: Mapping[str, Mapping[bytes, bytes]], answers: Mapping[str, bytes], *, merge: bool) -> None:
         """Load the rules' state and the saved answers of an earlier interceptor.
 
-        With `merge`, rules also keep their present entries.
+        The loaded entries of a rule replace all its present entries. With `merge`, present entries with other keys stay.
         """
         for name, table in self._tables.items():
             if tables.get(name):

@@ -49,11 +49,11 @@ class Answer(Protocol):
 
 
 class LaneServer:
-    """The server of the verdict lane: it listens on one address, and passes requests on.
+    """The server of the verdict lane, the socket on which senders ask for verdicts. It listens on one address.
 
     Args:
-        answer: answers requests for verdicts.
-        snapshot: answers requests for rule snapshots.
+        answer: the function that answers requests for verdicts.
+        snapshot: the function that answers requests for rule snapshots (None: they are answered by `answer`, too).
     """
 
     def __init__(

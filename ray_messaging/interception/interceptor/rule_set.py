@@ -73,11 +73,17 @@ class RuleSet:
         return self.now[self.find(which)]
 
     def insert(self, rule: object, index: int | None = None) -> Rule:
-        """Insert a rule before the rule at `index` (None: at the end); raise RuleError if it is no valid rule."""
+        """Insert a rule before the rule at `index` (None: at the end), and return it; raise RuleError if it is no rule.
+
+        An invalid name or setting, and the name of another rule, raise a RuleError, too.
+        """
         return self._put(rule, [*self.now], len(self) if index is None else _place(index))
 
     def replace(self, which: int | str, rule: object) -> Rule:
-        """Replace a rule; raise RuleError if there is no such rule, or the new rule is not valid."""
+        """Replace a rule, and return the new one.
+
+        Raises: RuleError if there is no such rule, or the new rule is not valid.
+        """
         place = self.find(which)
         return self._put(rule, [*self.now[:place], *self.now[place + 1 :]], place)
 

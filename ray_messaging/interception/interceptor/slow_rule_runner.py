@@ -250,7 +250,7 @@ class SlowRuleRunner:
     # -- resuming messages that an earlier interceptor deferred -----------------------------------------------------
 
     def _resume(self, batch: Batch) -> None:
-        """Continue to judge each message or broadcast of a batch, after the rules that have already judged it.
+        """Continue to judge each message or broadcast of a batch, with the rules that have not judged it yet.
 
         Messages that have passed the same rules are judged together.
         """

@@ -22,7 +22,7 @@ _encode = msgspec.msgpack.Encoder().encode
 
 
 class AddedMessage(NamedTuple):
-    """A message that a rule adds to a step, after it was checked. `line` is its payload as one line of JSON."""
+    """A valid message that a rule adds to a step. `line` is the message's payload as one line of JSON."""
 
     rule: str
     from_id: AgentId | None
@@ -98,9 +98,10 @@ class RuleReviewer:
         return bool(self._rules())
 
     async def review(self, number: int, batch: Batch) -> tuple[BatchVerdict, list[AddedMessage]]:
-        """Return the rules' verdicts on a step, and the messages that they add. Then begin a new round for these rules.
+        """Let the rules that judge whole steps judge a step, and begin a new round for them.
 
-        If a rule fails, it blocks the whole step, unless its `on_error` is "allow".
+        Return their verdicts, and the messages that they add to the step. If a rule fails, all messages of the step are
+        blocked, unless the rule's `on_error` is "allow".
         """
         pipeline = RulePipeline(batch, self._interceptor.exp_id, self._interceptor.watch)
         added: list[AddedMessage] = []
@@ -113,7 +114,10 @@ class RuleReviewer:
         return pipeline.verdict, added
 
     async def _ask(self, rule: StepRule, number: int, batch: Batch) -> tuple[Mapping[int, Verdict], list[AddedMessage]]:
-        """Return a rule's verdicts by row, and the messages that it adds. If it fails, its verdict is for all rows."""
+        """Return a rule's verdicts by row, and the messages that it adds.
+
+        If the rule fails, all rows get the same verdict: they are blocked, or pass if `on_error` is "allow".
+        """
         self.asking = rule
         try:
             found = await self._interceptor.calls.run(

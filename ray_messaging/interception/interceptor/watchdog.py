@@ -88,11 +88,11 @@ class RunningRule:
             try:
                 with self._lock:
                     self.struck = False
-                    _interrupt(threading.get_ident(), id(Stuck))  # it replaces one that has not been raised yet
-                    while True:  # until Python raises it
+                    _interrupt(threading.get_ident(), id(Stuck))  # replaces an interrupt that has not been raised yet
+                    while True:  # until Python raises the interrupt
                         pass
             except Stuck:
-                continue  # it may have been raised before `struck` was cleared
+                continue  # the interrupt may have come before `struck` was cleared
 
     def strike(self, thread: int, calls: int) -> None:
         """Interrupt the rule that runs in another thread, if it is still in the call with the number `calls`."""

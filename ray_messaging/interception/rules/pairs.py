@@ -48,7 +48,7 @@ def _check_nesting(pair: object, rule: str) -> None:
 
 
 def check_pairs(pairs: object, rule: str) -> set[Pair]:
-    """Return the pairs, or the single pair, that a user gave.
+    """Return the pairs that a user gave, with valid ids, as a set. The user may give a single pair instead of a list.
 
     Raises: RuleError or InvalidAddress for an invalid pair.
     """
