@@ -18,9 +18,8 @@ RAISED = (Exception, SystemExit, asyncio.CancelledError)
 def raising(function: Callable[..., T], *args: Any) -> T:  # noqa: ANN401 - the function's
     """Call a function, and return its result. If it raises a StopIteration, raise a RuntimeError instead.
 
-    A future cannot raise a StopIteration.
-
-    This is for functions that run in a thread, whose result a future gets.
+    This is for functions that run in a thread, whose result or error a future gets: a future cannot raise a
+    StopIteration.
     """
     try:
         return function(*args)

@@ -43,7 +43,7 @@ class Backoff:
         return self.deadline is not None and time.monotonic() + self._pause_s > self.deadline
 
     def next_pause(self) -> float:
-        """Return the pause before the next attempt. The next call returns a longer pause."""
+        """Return the pause before the next attempt, in seconds. Each call doubles the pause, up to the longest one."""
         pause_s = self._pause_s
         self._pause_s = min(2 * pause_s, self.policy.longest_s)
         return pause_s * (0.5 + _jitter.random()) if self.policy.jitter else pause_s

@@ -208,7 +208,7 @@ class RedisExperimentStore:
     async def take_interceptor_epoch(self) -> int:
         """Claim a new epoch for the interceptor. From then on the server refuses calls under an earlier epoch.
 
-        Raises: Fenced if another start owns the experiment.
+        Raises: Fenced if another run owns the experiment.
         """
         self._before, epoch = await self._transport.log.take_epoch(
             "advance_interceptor_epoch", "start:interceptor", [self._meta], []
@@ -331,7 +331,7 @@ class RedisExperimentStore:
         await self._link.command("HSET", self._meta, f"start:log_{name}", value)
 
     async def time_ms(self) -> int:
-        """Return the server's time in ms."""
+        """Return the time of the server's clock, in ms since 1970."""
         seconds, micros = await self._link.command("TIME")
         return int(seconds) * 1000 + int(micros) // 1000
 

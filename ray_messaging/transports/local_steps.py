@@ -40,8 +40,8 @@ _TURN_S: Final = 0.01  # after this time, other tasks of the event loop get a tu
 class LocalSteps(RedisSteps):
     """The steps of a run whose one group is in this process, in place of those on the server.
 
-    A step waits for no other group, and nothing outlives the process, so the server need not know of the steps. They
-    obey the rules of `RedisSteps`.
+    A step waits for no other group, and nothing outlives the process, so the server need not know of the steps. The
+    methods do the same as those of `RedisSteps`.
 
     Args: `joined` are the steps on the server, which the group has joined. `directory` is the group's copy of the
     directory of mailboxes.

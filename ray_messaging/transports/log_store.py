@@ -108,7 +108,7 @@ class RedisLog:
         before, the old epoch is b"". The new epoch is also above the number of the last rule snapshot (see
         `verdict_status` in sending.lua).
 
-        Raises: Fenced if another start owns the experiment.
+        Raises: Fenced if another call of `Messaging.start` owns the experiment.
         """
         while True:
             before, standing = await self.link.command("HMGET", self.keys.meta, field, "start:standing")

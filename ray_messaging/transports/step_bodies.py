@@ -63,9 +63,9 @@ class _StandIn(NamedTuple):
 class StepBodies:
     """The bodies of large frames of steps: the frames themselves, in place of which a box has only small stand-ins.
 
-    The bodies that a process sends are on one server, or spread over all servers by a hash of their names. If this
-    chooses the primary for a frame, the frame stays in its box. So do answers to askers outside of the steps, notes for
-    the event log and publications, because the primary itself reads them.
+    The bodies that a process sends are on one server, or spread over all servers by a hash of their names. If that
+    server is the primary, the frame stays in its box. So do answers to askers outside of the steps, notes for the event
+    log and publications, because the primary itself reads them.
 
     Args: `links` and `keys` are for all servers, the primary first. `home` is the server for the bodies that this
     process sends (None: they are spread). Frames of at least `least` bytes are large.

@@ -175,7 +175,7 @@ class News(NamedTuple):
 
 
 class Done(NamedTuple):
-    """Answer about a step that the group has closed already, or in which the group does not take part.
+    """The answer to a group that asks for a step that it has closed already, or in which it does not take part.
 
     `closed` is the last step that the group closed.
     """
@@ -202,7 +202,7 @@ class Closing(NamedTuple):
 
 
 class CollectedKind(StrEnum):
-    """Kind of data that a group stores in a step: data recorded with `collect`, or its agents' remembered calls."""
+    """Kind of data that a group stores in a step: data recorded with `collect`, or results of remembered calls."""
 
     SERIES = "series"
     CALLS = "calls"

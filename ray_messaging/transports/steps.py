@@ -159,7 +159,7 @@ class RedisSteps:
         waits only for these groups. A declaration may name groups that join later. If it changes nothing, it may be
         made at any time.
 
-        Raises: ConfigError if a group may have sent for that step already, or the experiment has no steps.
+        Raises: ConfigError if a group may have sent messages for that step already, or the experiment has no steps.
         """
         args = [self._keys.prefix, "" if at_step is None else at_step]
         for group, senders in hears.items():
@@ -486,11 +486,11 @@ class RedisSteps:
         return bytes(await self._link.command("HGET", self._steps, "collected_born")).decode()
 
     async def collected_bytes(self) -> int:
-        """Return the total size of the series and remembered calls that are stored on the server."""
+        """Return the total size of the recorded series and results of remembered calls on the server."""
         return int(await self._link.command("HGET", self._steps, "collected_bytes") or 0)
 
     async def drop_collected(self, entries: Sequence[Collected]) -> None:
-        """Delete series and remembered calls, after they were written to a file."""
+        """Delete recorded series and results of remembered calls, after they were written to a file."""
         for low in range(0, len(entries), _RESULTS):
             names = [each.entry for each in entries[low : low + _RESULTS]]
             await self._link.script("drop_collected", [self._steps, self._keys.steps("collected")], names)

@@ -469,7 +469,10 @@ class RedisTransport:
         return {name.decode(): note for name, note in zip(found[::2], found[1::2], strict=True)}
 
     async def subscribe(self, channels: Collection[str], globs: Sequence[str], sink: Callable[[Ingress], None]) -> None:
-        """Pass messages of foreign clients to `sink`, each at most once. Messages of our own senders are not passed."""
+        """Pass messages that foreign clients publish on some channels to `sink`, each at most once.
+
+        Messages of our own senders are not passed. `globs` are patterns of further channels.
+        """
         if self._ingress is None:
             ears = [self.keys.ears + name for name in self._born]
             self._ingress = RedisIngress(self.link, self.keys, sink, ears)

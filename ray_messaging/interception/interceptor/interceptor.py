@@ -143,7 +143,8 @@ class Interceptor:
         Args:
             request: the batch: as a frame, whose memory may be used during this call only, or as an object from a
                 messager of this process.
-            patient: the rows wait for slow rules, and so does the answer, until some of the rows have verdicts.
+            patient: says that the rows wait for slow rules. The answer then waits, too, until some of the rows have
+                verdicts, or for PATIENCE_S seconds.
 
         Raises: Fenced if a newer interceptor has taken over; FrameError if the request is not a valid frame.
         """
@@ -179,7 +180,7 @@ class Interceptor:
 
         If slow rules do not decide in time, the answer says that all rows of the batch wait, and the sender asks again.
 
-        Args: with `patient`, the answer waits longer for slow rules.
+        Args: with `patient`, the answer waits up to PATIENCE_S seconds for slow rules, otherwise not at all.
         """
         before = self.before_step(attempt.step)
         if before is not None:
@@ -398,7 +399,7 @@ class Interceptor:
     def load(self, tables: Mapping[str, Mapping[bytes, bytes]], answers: Mapping[str, bytes], *, merge: bool) -> None:
         """Load the rules' state and the saved answers of an earlier interceptor.
 
-        The loaded entries of a rule replace all its present entries. With `merge`, present entries with other keys stay.
+        The loaded entries of a rule replace all its present entries. With `merge`, those with other keys stay.
         """
         for name, table in self._tables.items():
             if tables.get(name):

@@ -167,8 +167,8 @@ class RuleDelegation:
     async def _give(self, stretch: float) -> bytes:
         """Publish the number of a snapshot of the rules, then return the snapshot.
 
-        If the rules change before the number is published, or if the server refuses the number, return the answer that
-        no rules are delegated.
+        If the rules change before the number is published, or if the server refuses the number, return an answer
+        without rules, so that the messager asks about each batch.
 
         Args: `stretch` is the factor by which messagers make the intervals between their reports longer.
         """
@@ -190,9 +190,9 @@ class RuleDelegation:
         return self._packed[1]
 
     async def renew(self) -> None:
-        """Publish the number of the current snapshot again.
+        """Store the number of the current snapshot on the server again.
 
-        The server has lost it, and may have an older one in its place.
+        This is called when the server has lost data. It may have an older number now, under which old rules are valid.
         """
         self.notice_changes()
         if self._given >= 0:

@@ -213,9 +213,10 @@ class RuleFailures:
     def of(self, rule: Rule) -> dict[str, Any]:
         """Return a rule's failures in JSON's types; {} if it has not failed.
 
-        `failures` is the number of messages on which it has failed, and of its other failed calls. `on_error` says what
-        happens to such messages: "block" or "allow". `last_error` and `last_failed_at` are the text and the time of the
-        last failure. `errors` has each distinct error: its text, where it was raised, and how many failures it caused.
+        `failures` counts the messages on which the rule has failed, and its failed calls for other purposes. `on_error`
+        says what happens to such messages: "block" or "allow". `last_error` and `last_failed_at` are the text and the
+        time of the last failure. `errors` has each distinct error: its text, where it was raised, and how many failures
+        it caused.
         """
         record = self._records.get(id(rule))
         if record is None:

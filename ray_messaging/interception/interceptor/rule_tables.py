@@ -317,8 +317,8 @@ class Table(MutableMapping[Key, V], Generic[V]):
 def _change(before: list[Any], after: list[Any]) -> Change | None:
     """Return how an entry was changed, or None if it was not changed.
 
-    Return the difference of an int and the int or missing entry before it, otherwise `after`. `before` and `after` have
-    the entry's values, and are empty where there is no entry.
+    Return the difference if the new value is an int, and the earlier value is an int or there was no entry. Otherwise
+    return `after`. `before` and `after` have one item, the entry's value, or none if there is no entry.
     """
     if after == before:
         return None

@@ -73,7 +73,7 @@ _decode = msgspec.msgpack.Decoder(AnswerRecord).decode
 def key_of(batch: Batch) -> str:
     """Return the key of a batch's answer. If the batch is sent again, it has the same key.
 
-    In steps, the key contains the step and the number of the attempt at it.
+    In steps, the key contains the step and the number of the attempt at the step.
     """
     attempt = batch.attempt
     place = batch.epoch if attempt is None else f"{attempt.number}@{attempt.step}"
@@ -99,7 +99,7 @@ def _number(batch: Batch, row: int) -> int:
 
 
 class SavedAnswers:
-    """The answers that senders may ask for again. All are kept here, and those that changed counts also on the server.
+    """The answers that senders may ask for again. All are in memory, and those that changed counts also on the server.
 
     If an answer is lost, or the interceptor dies, the sender asks again about the same batch, which must not be counted
     twice. So the last answer to each sender is kept. Every answer that has changed a count is kept for `keep_s`

@@ -20,7 +20,8 @@ Int64 = Annotated[int, msgspec.Meta(ge=INT64_MIN, le=INT64_MAX)]
 class AllowGraphSnapshot(msgspec.Struct, array_like=True, frozen=True, tag="allow_graph"):
     """The data of an AllowGraph: its edges, its networks, and the receivers to whom everybody may write.
 
-    `memberships` has a pair for each member of a network: the agent, and the network's number.
+    `memberships` is for networks that were given as lists of ids. It has a pair for each member: the agent, and the
+    network's number.
     """
 
     name: str

@@ -226,7 +226,7 @@ class Ban(Rule):
         return self.inner.counts_blocked
 
     def room(self, senders: Sequence[AgentId | None]) -> Sequence[int]:
-        """Return how many more messages of each sender must be blocked before `check` may judge it differently."""
+        """Return, for each sender, after how many more blocked messages `check` may judge the sender differently."""
         with self._in_context():
             return self.inner.room(senders)
 

@@ -73,8 +73,8 @@ class RateLimit(Rule):
 
     Per second, each agent has a token bucket. It fills with `per_second` tokens a second and holds one second's tokens,
     but at least one token. A message takes one token. So after a pause an agent may send `per_second` messages at once.
-    The clock is the interceptor's. Buckets are not kept in `state`: they fill in a second, and mean nothing by the
-    clock of another process. Per round, each agent's count is kept in `state` until `new_round`.
+    Buckets are not kept in `state`, so they are full after a restart of the interceptor. Per round, each agent's count
+    is kept in `state` until `new_round`.
 
     A message that this rule blocks takes no token. A message that passes this rule takes one, even if a later rule
     blocks it. So put this rule last to count only messages that pass all rules. The user is not limited. A broadcast is
@@ -148,7 +148,7 @@ class RateLimit(Rule):
         return np.maximum(self.per_round - sent, 0)
 
     def _tokens(self, senders: RowsById) -> tuple[NDArray[np.float64], NDArray[np.intp]]:
-        """Return, for each sender, the time at which its bucket was empty, and how many whole tokens it has now."""
+        """Return, for each sender, the time at which its bucket was last empty, and its number of whole tokens now."""
         if self.per_second is None:
             return np.zeros(0), np.full(len(senders.keys), np.iinfo(np.intp).max - 1)
         now, fills_in = self._clock(), max(1.0, self.per_second) / self.per_second

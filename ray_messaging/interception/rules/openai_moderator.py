@@ -319,7 +319,7 @@ class OpenAIModerator(Moderator):
         return {**super().describe(), **settings, "retries": self._endpoint.retries}
 
     async def close(self) -> None:
-        """Cancel all calls, and close the connections."""
+        """End calls as `Moderator.close` does, then close the client's connections."""
         await super().close()
         await self._endpoint.close()
 
