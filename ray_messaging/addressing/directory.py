@@ -152,10 +152,10 @@ class MailboxRecord(msgspec.Struct, array_like=True):
         dates: HostDates = NO_DATES,
         came_from: "MailboxRecord | None" = None,
     ) -> "MailboxRecord":
-        """Return this record of a mailbox's subscriptions, with its changes since the earlier record `before`.
+        """Return this record of a mailbox, with the list of its changes continued from the earlier record `before`.
 
-        Args: With steps, `version` is the directory's version with the change (0: the change has no step), and
-        `came_from` is the record of the mailbox that had the new agents.
+        Args: With steps, `version` is the directory's version with the newest change (0: the change has no step), and
+        `came_from` is the record of the mailbox that the new agents have left.
         """
         here, there, changes = self.by_subtopic(), before.by_subtopic(), before.changes
         came, went = _beyond(here, there), _beyond(there, here)
@@ -241,10 +241,10 @@ def _before(change: Change, now: Mapping[str, AgentSet]) -> dict[str, AgentSet]:
 def _origins(
     before: MailboxRecord, version: int, dates: HostDates, came_from: MailboxRecord | None
 ) -> list[FormerMailbox]:
-    """Return the mailboxes that agents of this mailbox have left by a move, after agents of `came_from` have joined.
+    """Return the former mailboxes of a mailbox's agents, after agents of the mailbox `came_from` have come to it.
 
-    These are the former mailboxes in both records, as far as a step is known for their moves, and `came_from` itself.
-    If `came_from` is None, nothing changes.
+    `before` is the record of the mailbox before that. The former mailboxes of both mailboxes are kept if the step of
+    the move is known, and `came_from` itself is added. If `came_from` is None, return those in `before`.
     """
     if came_from is None:
         return before.origins

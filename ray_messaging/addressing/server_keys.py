@@ -50,8 +50,9 @@ class Keys:
         self.ended = start + "ended"  # streams of removed mailboxes that the event log still reads
         self.hearers = start + "hearers"  # sets of agents that broadcasts name, until the event log has them
         self.news = start + "news"  # a stream, whose entries wake the processes that wait for a step
-        self.told = start + "told"  # a stream: what groups tell each other about agents that run ahead
-        self.openings = start + "openings"  # a stream of those of the news that open a step for the groups of a run
+        # A stream: reports of groups about agents that begin a step before all groups have closed the step before it.
+        self.told = start + "told"
+        self.openings = start + "openings"  # a stream: only those news by which a run opens a step for its groups
         # The readers for which the boxes of steps are kept, each with the last step whose boxes it has read.
         self.holds = start + "holds"
         self.bodies = prefix + "bodies"  # the steps for which a server has bodies of large frames

@@ -16,9 +16,10 @@ RAISED = (Exception, SystemExit, asyncio.CancelledError)
 
 
 def raising(function: Callable[..., T], *args: Any) -> T:  # noqa: ANN401 - the function's
-    """Call a function. A StopIteration becomes a RuntimeError, because a future cannot raise a StopIteration.
+    """Call a function, and return its result. If it raises a StopIteration, raise a RuntimeError instead.
 
-    This is for functions that run in a thread, whose result a future gets.
+    This is for functions that run in a thread, whose result or error a future gets: a future cannot raise a
+    StopIteration.
     """
     try:
         return function(*args)

@@ -43,7 +43,7 @@ class Backoff:
         return self.deadline is not None and time.monotonic() + self._pause_s > self.deadline
 
     def next_pause(self) -> float:
-        """Return the pause before the next attempt. The next call returns a longer pause."""
+        """Return the pause before the next attempt, in seconds. Each call doubles the pause, up to the longest one."""
         pause_s = self._pause_s
         self._pause_s = min(2 * pause_s, self.policy.longest_s)
         return pause_s * (0.5 + _jitter.random()) if self.policy.jitter else pause_s
@@ -79,7 +79,7 @@ FENCE_RETRY = RetryPolicy(1.0, 1.0)  # a pause before a request for a new epoch,
 # Policies for the interception of messages.
 INTERCEPTOR_RETRY = RetryPolicy(0.02, 0.5)
 LANE_RETRY = RetryPolicy(30.0, 30.0)  # a connection to the lane's server failed; meanwhile Ray calls are used
-SNAPSHOT_RETRY = RetryPolicy(1.0, 1.0)  # the answer had no snapshot; meanwhile the interceptor judges messages
+SNAPSHOT_RETRY = RetryPolicy(1.0, 1.0)  # the interceptor gave no copy of its rules, and meanwhile judges all messages
 RULE_STATE_RETRY = RetryPolicy(0.2, 0.2)  # these retries are in addition to the transport's own
 MODERATOR_RETRY = RetryPolicy(0.1, 2.0)
 

@@ -16,7 +16,7 @@ class PrefixQueue(Generic[T]):
     """
 
     def __init__(self) -> None:
-        self._items: list[tuple[int, str, int, T]] = []  # in ascending order, which the number makes unambiguous
+        self._items: list[tuple[int, str, int, T]] = []  # ascending; no two items have the same number at index 2
         self._pushed = 0
         self._last = ""  # the text of the item that was handed out last
 

@@ -44,7 +44,10 @@ async def end(task: "asyncio.Task[Any]") -> None:
 
 
 def logs_failure(what: str) -> "Callable[[asyncio.Task[Any]], None]":
-    """Return a callback for the end of a task. If the task failed, the callback logs the error and `what` it means."""
+    """Return a callback for the end of a task.
+
+    If the task has failed, the callback logs the error, after the text `what`, which says what the failure means.
+    """
 
     def log(task: "asyncio.Task[Any]") -> None:
         if not task.cancelled() and (error := task.exception()) is not None:

@@ -36,7 +36,8 @@ STOPPING: Final = b"stopping"
 class CannotStart(Exception):
     """The server cannot start.
 
-    `args` are what does not work (data_dir, port or server), the reason, and the last lines of the log.
+    `args` has three texts: what prevents the start ("data_dir", "port" or "server"), the reason, and the last lines of
+    the server's log.
     """
 
 
@@ -61,7 +62,7 @@ def take_lock(path: Path, *, create: bool) -> int:
 
 
 def mark(lock: int, holder: bytes) -> None:
-    """Write into the lock file which process holds the lock."""
+    """Write into the lock file who holds the lock: a process with its id, or STOPPING for a server that ends soon."""
     # The file is truncated only after the write, because on a full disk only a write into an existing block succeeds.
     os.pwrite(lock, holder, 0)
     os.ftruncate(lock, len(holder))
@@ -78,7 +79,7 @@ def lock_as_owner(path: Path) -> int:
 
 
 def has_owner(path: Path) -> bool:
-    """Return whether the owner of a directory lives."""
+    """Return whether the process that owns the server of a directory lives."""
     try:
         owner = os.open(path / OWNER_NAME, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
     except FileNotFoundError:
@@ -117,7 +118,9 @@ def _now() -> float:
 
 
 def make_temporary(path: Path, busy: Callable[[], None]) -> int:
-    """Remove the directories beside `path` that killed guards have left, then make `path`, and return its lock.
+    """Remove the directories beside `path` that killed guards have left, then make `path`, and lock it.
+
+    Return the file descriptor of the lock.
 
     Args: `busy` is called each time that a directory was removed, to show that this process still works.
     """
@@ -130,9 +133,12 @@ def make_temporary(path: Path, busy: Callable[[], None]) -> int:
 
 
 def handed_over(path: Path, timeout_s: float, busy: Callable[[], None], *, create: bool) -> int:
-    """Wait until the server that runs on a directory stops or hands it over, then lock the directory; return the lock.
+    """Wait until no other server runs on a directory, then lock it, and return the file descriptor of the lock.
 
-    Args: `create` is true for a user's directory, and false for a directory that must already have this owner's data.
+    A server that has lost its owner gives the directory up during this call.
+
+    Args: `create` is true for a user's directory, which may be new, and false for a directory that must already have
+    the data of the owner or its predecessor.
     Raises: CannotStart if another server keeps running there, if the directory cannot be used, or if the data are gone.
     """
     deadline = time.monotonic() + timeout_s
@@ -157,7 +163,9 @@ def handed_over(path: Path, timeout_s: float, busy: Callable[[], None], *, creat
 
 
 def sweep(root: Path, busy: Callable[[], None]) -> None:
-    """Remove this user's temporary directories whose servers have neither a living guard nor a living owner.
+    """Remove this user's temporary directories that nobody needs any more.
+
+    Their guard and their owner have died, and no successor of the owner is expected any more.
 
     Args: `busy` is called each time that a directory was removed, to show that this process still works.
     """
@@ -211,7 +219,8 @@ def erase(path: Path) -> None:
 def discard(path: Path) -> None:
     """Remove the data directory of a killed guard, the process that ran the server.
 
-    The server dies with the guard, but may hold the directory's lock for a moment: this function waits for the lock.
+    The server dies with the guard, but may hold the directory's lock for a moment, so this function waits for the lock.
+    If the lock does not become free, the directory is left to a later sweep.
     """
     deadline = time.monotonic() + LOCK_TIMEOUT_S
     while True:

@@ -118,7 +118,7 @@ class Valkey:
     def wait_ready(self, watch: GuardWatch) -> None:
         """Wait until the server answers.
 
-        Raises: CannotStart if the server does not answer; Stopped if the owner ends or orders to stop.
+        Raises: CannotStart if the server does not answer; Stopped or HandedOver as `GuardWatch.wait` does.
         """
         worked = -1
         while not self.ask("PING").startswith(b"+OK\r\n+PONG"):
@@ -181,9 +181,9 @@ class Valkey:
 
 
 def serve(order: dict[str, Any], path: Path, lock: int, port: Port, watch: GuardWatch) -> None:
-    """Run the server until it dies or cannot start.
+    """Start the server, and wait until it dies. Tell the owner if the server cannot start, is ready, or has died.
 
-    Raises: Stopped if it must stop; HandedOver if a successor wants the data.
+    Raises: Stopped if the server must stop; HandedOver if a successor wants the data. The server is stopped then.
     """
     try:
         port.open()
@@ -231,7 +231,7 @@ def read_line() -> Any:  # noqa: ANN401 - what JSON holds
 
 
 def run_epilogue(order: dict[str, Any], umask: int) -> None:
-    """If the server's owner has died, replace the guard process by the command that must run after the server."""
+    """Replace the guard process by the command that must run after the server if the server's owner has died."""
     nothing = os.open(os.devnull, os.O_RDWR)
     for stream in (0, 1, 2):
         os.dup2(nothing, stream)
@@ -242,7 +242,7 @@ def run_epilogue(order: dict[str, Any], umask: int) -> None:
 def guard(owner: int, umask: int) -> None:
     """Carry out the owner's orders, then clean up.
 
-    Raises: CannotStart if the server cannot start; Stopped or HandedOver at the end.
+    Raises: CannotStart if the data directory cannot be used; otherwise Stopped or HandedOver when all is done.
     """
     watch = GuardWatch(owner)
     order = read_line()

@@ -18,7 +18,10 @@ GUARD: Final = Path(__file__).with_name("guard.py")
 
 
 class GuardClient:
-    """A guard process and the pipes to it. Any thread may call `event`. `gone` is True after the guard has ended."""
+    """A guard process and the pipes to it. Any thread may call `event`.
+
+    `gone` is True once `event` has returned that the guard has ended.
+    """
 
     def __init__(self) -> None:
         self._process = subprocess.Popen(  # noqa: S603 - our own file

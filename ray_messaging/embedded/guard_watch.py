@@ -26,7 +26,7 @@ FSYNC_S: Final = 1.0  # the time between two calls of fsync, in seconds
 
 
 class Stopped(Exception):
-    """The server must stop, because its owner has ended and no successor has come."""
+    """The server must stop: its owner has ended and no successor has come, or the guard has got a signal to end."""
 
 
 class Ordered(Stopped):
@@ -60,9 +60,9 @@ class GuardWatch:
         self._successor: Path | None = None
 
     def expect_successor(self, path: Path, grace_s: float, host_pid: int) -> None:
-        """Wait for a successor after the owner's death: for `grace_s` seconds, while the process `host_pid` lives.
+        """If the owner dies, let `wait` wait for a successor, which shows itself by making the file `path`.
 
-        The successor shows itself by the file `path`.
+        It waits for `grace_s` seconds, as long as the process `host_pid` lives.
         """
         self._host = operating_system.pidfd(host_pid)
         self._grace_s = grace_s if self._host is not None else 0.0
@@ -71,8 +71,8 @@ class GuardWatch:
     def wait(self, timeout_s: float | None) -> bytes:
         """Wait for a child's end, an order of the owner, or the timeout. Return the order, or b"" if there is none.
 
-        Raises: Stopped at SIGTERM, or if the owner has ended and its grace period, if any, is over; Ordered if the
-        owner orders to stop; HandedOver if a successor has come.
+        Raises: Stopped at a signal such as SIGTERM, or if the owner has ended and a successor can no longer come;
+        Ordered if the owner orders to stop; HandedOver if a successor has come.
         """
         if self._deadline is not None:
             timeout_s = min(GRACE_PAUSE_S, GRACE_PAUSE_S if timeout_s is None else timeout_s)

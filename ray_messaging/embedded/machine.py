@@ -110,5 +110,5 @@ def rewrite_bytes(folder: Path) -> int:
 
 
 def backlog() -> int:
-    """Return the longest queue of new connections that the kernel allows without a warning."""
+    """Return the length of the server's queue of new connections: Valkey's default, or the kernel's limit if lower."""
     return longest_backlog(BACKLOG)

@@ -73,7 +73,8 @@ HINTS: Final = {
 class Succession:
     """The conditions for a successor to take a server over, within `grace_s` of the death of the server's owner.
 
-    Only the owner and its successor know the `name`. No successor can come after the process `host_pid` has ended.
+    The temporary directory of the server is named after `name`, which only the owner and its successor know. No
+    successor can come after the process `host_pid` has ended.
     """
 
     name: str
@@ -84,9 +85,9 @@ class Succession:
 class EmbeddedServer:
     """One Valkey server with an append-only file and a random password, bound to `host` only.
 
-    The server and its temporary data directory end with their owner, even if the owner is killed. With a `succession`,
-    a successor can take over server and directory before that. `last_end` and `last_log` describe the end of a server
-    that died.
+    The server ends with its owner, the process that started it, even if the owner is killed. A temporary data directory
+    is then removed. With a `succession`, the server runs on for a while, in which a successor can take over the server
+    and its directory. If the server has died, `last_end` says how, and `last_log` has the last lines of its log.
 
     Args:
         host: The address, or host name, to listen on.
@@ -94,11 +95,12 @@ class EmbeddedServer:
             directory.
         maxmemory_bytes: Refuse writes above this size; nothing is evicted. None: half of the memory of machine or
             container.
-        fsync: Write a `data_dir` to the disk each second. A power cut then loses about a second of data, and otherwise
-            half a minute. If a process is killed, nothing is lost, unless the disk is full.
+        fsync: Write a `data_dir` to the disk each second, so that a power cut loses about a second of data. Without
+            this it loses about half a minute. If a process is killed, nothing is lost, unless the disk is full.
         succession: Allow a successor of the owner to take the server over.
         epilogue: A command to run after the server, if its owner died and no successor came.
-        brief: Let another server on the same `data_dir` wait until this one has ended, however long that takes.
+        brief: This server will end soon. Another server that starts on the same `data_dir` waits for its end, however
+            long that takes.
         append_only: Keep an append-only file. Without it nothing is written to the disk, and a restarted server is
             empty.
 
@@ -339,7 +341,7 @@ class EmbeddedServer:
             data_directory.erase(erased)
 
     def _is_empty(self) -> bool:
-        """Return whether the server runs and stores no keys."""
+        """Return whether the server runs and stores no keys. Return False if it does not answer."""
         if self._running is None:
             return False
         import redis  # noqa: PLC0415 - half of the time of `import ray`

@@ -66,7 +66,8 @@ class ServerSupervisor:
     def stats(self) -> dict[str, Any]:
         """Return a dict about the server.
 
-        Its keys are `alive`, `pid`, `data_dir`, `uptime_s` (the time since the last start), `restarts` and `last_end`.
+        Its keys are `alive`, `pid`, `data_dir`, `uptime_s` (the time since the last start), `restarts` (how many there
+        were) and `last_end` (how the server ended when it died last, or "").
         """
         began_at = self._began_at
         return {
@@ -102,7 +103,10 @@ class ServerSupervisor:
                 return
 
     def _restart(self, reason: str) -> bool:
-        """Restart the server, with pauses. After too many attempts, log a critical error and return False."""
+        """Restart the server, with pauses between attempts; return True when it runs.
+
+        Return False if `stop` was called. After too many attempts, log a critical error and return False.
+        """
         noticed_at = time.monotonic()
         while self._attempts < SERVER_RESTART_ATTEMPTS:
             if self._stopping.wait(self._backoff.next_pause() if self._attempts else 0.0):

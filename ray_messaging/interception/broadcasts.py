@@ -1,4 +1,7 @@
-"""Broadcasts as rules see them, with a row for each hearer; and a cache of the pairs that rules block by their ids."""
+"""Broadcasts as rules see them, with a row for each hearer; and a cache of the pairs that rules block.
+
+A pair consists of the ids of a broadcast's sender and of one of its hearers.
+"""
 
 from collections import OrderedDict
 from typing import NamedTuple
@@ -37,7 +40,7 @@ class PairRows(NamedTuple):
         return int(self.starts[broadcast]), int(self.ends[broadcast])
 
     def rows_of(self, broadcasts: NDArray[np.intp]) -> NDArray[np.intp]:
-        """Return the row numbers of some broadcasts' pairs. `broadcasts` has the numbers of the broadcasts."""
+        """Return the numbers of all rows of some broadcasts. `broadcasts` has the numbers of these broadcasts."""
         return gathered(self.starts[broadcasts], self.counts[broadcasts])
 
 
@@ -46,7 +49,8 @@ def pair_rows(batch: Batch) -> PairRows | None:
     extension = batch.extension
     if extension is None or extension.audience is None or not batch.rows:
         return None
-    # Without `numbers`, each row is a whole broadcast, which has one hearer, or no rows for its hearers.
+    # Without `numbers`, each row is a whole broadcast: either it has a single hearer, or it is not divided into a row
+    # for each hearer.
     if batch.numbers is None:
         starts = np.arange(batch.rows)
     else:
@@ -57,7 +61,7 @@ def pair_rows(batch: Batch) -> PairRows | None:
 def once_each(batch: Batch, rows: PairRows) -> Batch:
     """Return a batch with one row for each broadcast, for rules that judge a broadcast as one message.
 
-    The rows have no recipients.
+    In these rows, the recipient is None.
     """
     made = batch.take(rows.starts)
     made.to_ids = IdColumn(np.zeros(made.rows, np.int64), np.full(made.rows, NONE, np.uint8))
@@ -67,9 +71,11 @@ def once_each(batch: Batch, rows: PairRows) -> Batch:
 class BarredPairs:
     """A cache of the pairs of sender and hearer that a rule blocks in one version of an audience.
 
-    The rule's check judges a sender's pairs only once, at the sender's first broadcast, unless the cache was full then.
-    A blocked pair is stored as the index of its hearer among the sender's hearers. Senders whose ids are not ints are
-    not cached.
+    An audience is a named set of pairs, which says who hears whose broadcasts.
+
+    The rule's check judges a sender's pairs at the sender's first broadcast. If the cache has room for the blocked
+    pairs, later broadcasts of the sender use the cache. A blocked pair is stored as the index of its hearer among the
+    sender's hearers. If a batch has a sender whose id is not an int, the cache is not used for the batch.
     """
 
     def __init__(self, check: PairCheck) -> None:
@@ -88,7 +94,7 @@ class BarredPairs:
     def rows(self, batch: Batch, pairs: PairRows, room: int) -> NDArray[np.intp]:
         """Return the numbers, ascending, of the rows that the rule blocks.
 
-        What the rule decides on a pair is cached, as long as the cache has at most `room` entries.
+        Blocked pairs of senders that are not in the cache are added, if the cache then has at most `room` entries.
         """
         if batch.from_ids.kinds is not None:
             return np.flatnonzero(self.check.bars(batch.from_ids, batch.to_ids))
@@ -143,9 +149,10 @@ class BarredPairs:
 
 
 class Intersections:
-    """A cache, limited in size, of the pairs that each rule blocks in each audience version.
+    """A cache, limited in size, of the pairs of sender and hearer that each rule blocks in each version of an audience.
 
-    If a rule changes, its pairs are dropped.
+    An audience is a named set of pairs, which says who hears whose broadcasts. The pairs of a rule are dropped if the
+    rule changes.
     """
 
     def __init__(self, most: int = KEPT_ENTRIES) -> None:
@@ -156,7 +163,10 @@ class Intersections:
         self._checks: OrderedDict[int, tuple[Rule, int, PairCheck | None]] = OrderedDict()
 
     def check(self, rule: Rule) -> PairCheck | None:
-        """Return the function by which a rule checks pairs at present, or None if the rule has none."""
+        """Return the check by which a rule judges pairs by their ids, or None if the rule has no such check.
+
+        The check is made anew if the rule's state has changed.
+        """
         version = _version(rule)
         known = self._checks.pop(id(rule), None)
         if known is None or known[0] is not rule or known[1] != version:
@@ -167,7 +177,7 @@ class Intersections:
         return known[2]
 
     def rows(self, rule: Rule, check: PairCheck, batch: Batch, pairs: PairRows) -> NDArray[np.intp]:
-        """Return the rows that a rule blocks by the ids of sender and hearer.
+        """Return the numbers, ascending, of the rows whose pair of sender and hearer a rule blocks by the ids.
 
         The batch must have a row for every hearer of its broadcasts.
         """

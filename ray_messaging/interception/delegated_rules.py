@@ -38,10 +38,10 @@ class DelegatedRules:
     """A snapshot of the interceptor's rules, which a messager applies without asking the interceptor.
 
     The server accepts messages that the snapshot has passed only while the snapshot's number is valid. So the snapshot
-    needs no time limit. It is used until the server, the interceptor or the end of the connection shows that it is
-    outdated. Delegated rules can only pass a batch as a whole. If they would block one row, the interceptor judges the
-    batch. If a process is killed before it has reported its last passed messages, the interceptor's count `judged` is
-    too low by their number.
+    needs no time limit. The messager drops it when the server refuses the number, when the interceptor names another
+    number, and when the connection to the interceptor ends. The snapshot's rules can only pass a batch as a whole. If
+    they would block one row, the interceptor judges the batch. A messager reports how many messages the rules have
+    passed. If its process is killed before a report, the interceptor's count `judged` is too low.
     """
 
     def __init__(self, exp_id: str) -> None:
@@ -55,7 +55,7 @@ class DelegatedRules:
         self._stretch = 1.0  # the factor by which the interceptor has made the interval of reports longer
         self._unreported = 0  # how many of the `passed` messages the interceptor does not know yet
         self._seen = 0  # the value of `passed` when the timer was set
-        # For each passed batch, whether it is counted, by the number of its first message.
+        # By the number of a passed batch's first message: whether the batch's messages are counted in `passed`.
         self._recent: dict[int, bool] = {}
         self._asked_at = 0.0
         self._not_before = 0.0
@@ -106,7 +106,7 @@ class DelegatedRules:
         return self._passing is not None and not self._rules
 
     async def fetched(self) -> None:
-        """Wait until a request for a snapshot has ended, if one is under way."""
+        """If this messager has asked the interceptor for a snapshot, wait until the request has ended."""
         if self._asking is not None:
             await asyncio.wait((self._asking,))
 
@@ -139,7 +139,7 @@ class DelegatedRules:
             self._ask()
 
     def _confirm(self, number: int) -> None:
-        """Drop the snapshot unless it has this number."""
+        """Drop the snapshot unless it has the number that the interceptor has just named as valid."""
         if self._passing is not None and self._passing.epoch != number:
             self.drop()
 

@@ -72,10 +72,10 @@ class FrameProtocol(asyncio.BufferedProtocol):
         return self._buffer[self._high :]
 
     def _make_room(self) -> None:
-        """Move the unhandled bytes to the beginning of a buffer that is large enough for the frame that they begin.
+        """Move the unhandled bytes to the beginning of the buffer, or of a new buffer with more room for their frame.
 
-        The other side cannot make this process allocate much memory by announcing a large frame. A buffer above
-        `_AT_ONCE` has at most twice as many bytes as have arrived.
+        The other side cannot make this process allocate much memory by announcing a large frame: a buffer of more than
+        `_AT_ONCE` bytes is at most twice as large as the bytes that have arrived.
         """
         held = self._high - self._low
         whole = 0 if held < _LENGTH.size else _LENGTH.size + _LENGTH.unpack_from(self._buffer, self._low)[0]
@@ -120,7 +120,10 @@ class FrameProtocol(asyncio.BufferedProtocol):
             self.transport.writelines(whole)
 
     def crowded(self) -> bool:
-        """Return whether frames must wait in the buffer. A subclass that returns True must call `handle` later."""
+        """Return whether complete frames must stay in the buffer for now.
+
+        This class returns False. A subclass that returns True must call `handle` later.
+        """
         return False
 
     def refuse(self, why: str) -> None:  # noqa: ARG002 - for subclasses that log
@@ -150,8 +153,8 @@ class LaneClient(FrameProtocol):
     async def open(cls, address: LaneAddress, timeout_s: float = OPENING_S) -> "LaneClient":
         """Connect to the interceptor's socket for verdicts, and send the token.
 
-        Raises: OSError if that fails; TimeoutError, which is also an OSError, if it takes longer than timeout_s or
-        OPENING_S.
+        Raises: OSError if connecting fails or the token is refused; TimeoutError, a kind of OSError, if this takes
+        longer than `timeout_s` or OPENING_S.
         """
         loop = asyncio.get_running_loop()
         async with asyncio.timeout(min(OPENING_S, timeout_s)):

@@ -34,9 +34,9 @@ class BlackListSnapshot(msgspec.Struct, array_like=True, frozen=True, tag="black
 class SnapshotRequest(msgspec.Struct, array_like=True, frozen=True):
     """A messager's request for a rule snapshot.
 
-    `held` is the number of the snapshot that the messager has (0: none). `passed` is the number of messages that were
-    passed by delegated rules since the last request. `passed` is negative if messages of an earlier request were in the
-    end judged by the interceptor.
+    `held` is the number of the snapshot that the messager has (0: none). `passed` is how many messages the messager has
+    passed by its snapshot since its last request. If the interceptor itself has then judged messages that an earlier
+    request had reported as passed, their number is subtracted, so `passed` may be negative.
     """
 
     held: Annotated[int, msgspec.Meta(ge=0, lt=2**62)]
@@ -46,10 +46,10 @@ class SnapshotRequest(msgspec.Struct, array_like=True, frozen=True):
 class RuleSnapshot(msgspec.Struct, array_like=True, frozen=True):
     """The interceptor's answer to a request for a rule snapshot.
 
-    `number` is the number under which verdicts by delegated rules are valid now (0: no rules are delegated). It is
-    unique among all states of the rules and all interceptors. `rules` is None if the messager already has the rules.
-    `stretch` is a factor for the interval of a messager's reports. If there are many messagers, it makes each of them
-    report less often.
+    `number` is the number of the present rules (0: the messager must not apply rules itself). No other version of the
+    rules has this number, and no version of another interceptor. `rules` is None if the messager already has the rules,
+    or must not apply any. A messager multiplies the time between two reports of passed messages by `stretch`, so that
+    many messagers report less often.
     """
 
     number: int

@@ -71,19 +71,24 @@ class VerdictClient:
         return await self.judge(batch)
 
     async def pass_whole(self, broadcasts: Batch) -> BatchVerdict | None:  # noqa: ARG002 - for subclasses
-        """Return a verdict that lets broadcasts pass to all their hearers; None if rules may have to judge them."""
+        """Return a verdict that lets broadcasts pass to all their hearers.
+
+        Return None if there are rules, or there may be rules, which must judge the broadcasts.
+        """
         return None
 
     @property
     def judges_nothing(self) -> bool:
-        """Return whether it is known that there are no rules now."""
+        """Return whether this client knows that there are no rules now. If it returns False, there may be rules."""
         return False
 
     async def outdated(self, *, successor: bool) -> None:  # noqa: ARG002 - for subclasses
-        """Forget the rules and connections that this client uses, because the server has refused its verdicts.
+        """Forget what this client has from the interceptor, because the server has refused this client's verdicts.
 
-        Args: `successor` says that another interceptor has taken over, and that the earlier one must not be asked
-        again.
+        A later call of `judge` then gets valid verdicts.
+
+        Args: `successor` says that another interceptor has taken over. Then the client must also end its connection to
+        the earlier one.
         """
         await self.close()
 
@@ -102,8 +107,8 @@ def verdict_client_for(
         delegate_rules: whether the client may apply rules itself, which is safe only if the server checks that its
             rules are not outdated.
 
-    Raises: ConfigError if the interceptor is none of these, or if it has a rule that judges whole steps, but no steps
-    are judged.
+    Raises: ConfigError if the interceptor is none of these, or if it is in this process and has a rule that judges
+    whole steps, although it judges no steps.
     """
     if hasattr(interceptor, "forward_batch") and hasattr(interceptor, "lane"):
         return RemoteVerdictClient(interceptor, timeout_s, exp_id, delegate_rules=delegate_rules)
@@ -169,7 +174,7 @@ class LocalVerdictClient(VerdictClient):
         return not self._interceptor.rules.now
 
     async def pass_whole(self, broadcasts: Batch) -> BatchVerdict | None:
-        """Return a verdict that lets broadcasts pass to all their hearers; None if there are rules to judge them."""
+        """Return a verdict that lets broadcasts pass to all their hearers; None if rules must judge the broadcasts."""
         # This call makes the interceptor use the rules of the batch's step.
         await self.judge(broadcasts.take(np.zeros(0, np.intp)))
         return None if self._interceptor.rules.each else await self.judge(broadcasts)
@@ -219,8 +224,9 @@ def _unavailable(error: Exception, timeout_s: float) -> InterceptorUnavailable:
 class RemoteVerdictClient(VerdictClient):
     """The client of this library's interceptor actor.
 
-    It uses the actor's verdict lane, or Ray calls if the lane cannot be opened. Payloads are sent only if the rules
-    need them. Batches that delegated rules pass are not sent at all (see `DelegatedRules`).
+    It asks over a socket of the actor (the verdict lane), or by Ray calls if the socket cannot be opened. Payloads are
+    sent only if the rules need them. If the client has a copy of the rules, and this copy lets a whole batch pass, the
+    actor is not asked about the batch (see `DelegatedRules`).
     """
 
     def __init__(
@@ -245,14 +251,14 @@ class RemoteVerdictClient(VerdictClient):
 
     @property
     def delegated(self) -> int:
-        """Return how many messages were passed by delegated rules."""
+        """Return how many messages this client has passed by its copy of the rules, without asking the interceptor."""
         return 0 if self._delegated_rules is None else self._delegated_rules.passed
 
     @property
     def judges_nothing(self) -> bool:
         """Return whether this client knows that there are no rules now.
 
-        It can know this only while it has a snapshot of the rules (delegated rules).
+        It can know this only while it has a copy of the rules.
         """
         return self._delegated_rules is not None and self._delegated_rules.empty
 
@@ -272,12 +278,15 @@ class RemoteVerdictClient(VerdictClient):
     async def wait(self, batch: Batch) -> BatchVerdict:
         """Return the verdicts on messages that wait for slow rules, once a message has one, or after some seconds.
 
-        Payloads are sent only if the interceptor has lost them.
+        The interceptor already has the payloads. They are sent again only if it has lost them.
         """
         return (await self._verdicts(batch, with_payload=False, patient=True)).batch_verdict(batch.rows)
 
     async def pass_whole(self, broadcasts: Batch) -> BatchVerdict | None:
-        """Return a verdict that lets broadcasts pass to all their hearers; None if rules may have to judge them."""
+        """Return a verdict that lets broadcasts pass to all their hearers.
+
+        Return None unless this client knows that there are no rules.
+        """
         rules = self._delegated_rules
         if rules is None:
             return None
@@ -332,7 +341,7 @@ class RemoteVerdictClient(VerdictClient):
             raise
 
     async def _ask_anew(self, request: bytes, *, patient: bool) -> bytes:
-        """Ask over a new connection to the interceptor, or by a Ray call if there can be none."""
+        """Ask over a new connection to the interceptor, or by a Ray call if no connection can be opened."""
         if asyncio.get_running_loop().time() < self._by_ray_until:
             return bytes(await self._handle.forward_batch.remote(request, patient, **self._options))
         async with self._opening:  # several requests may find at the same time that the lane is lost
@@ -386,11 +395,10 @@ class RemoteVerdictClient(VerdictClient):
             self._lane = None
 
     async def outdated(self, *, successor: bool) -> None:
-        """Drop the delegated rules.
+        """Drop the copy of the rules, because the server has refused a verdict by these rules.
 
-        If another interceptor has taken over (`successor`), also close the connection to the old one.
-
-        If only the rules have changed, the connection stays open, because all senders ask again at about the same time.
+        If another interceptor has taken over (`successor`), also close the connection to the old one. If only the rules
+        have changed, the connection stays open, because all senders ask again at about the same time.
         """
         if successor:
             self._address = None  # the lane of the earlier interceptor may still be open
@@ -399,7 +407,7 @@ class RemoteVerdictClient(VerdictClient):
             self._delegated_rules.drop()
 
     async def close(self) -> None:
-        """Close the connection for verdicts, and forget the rules that this client could apply itself."""
+        """Close the connection to the interceptor, and drop the copy of the rules."""
         if self._delegated_rules is not None:
             await self._delegated_rules.close()
         if self._lane is not None:
@@ -428,7 +436,7 @@ class ForeignVerdictClient(VerdictClient):
     async def _forward_all(self, batch: Batch, rows: list[int]) -> list[bytes]:
         """Return, for each of `rows`, why its message is refused, or b"" if it may pass.
 
-        The calls of `forward` are begun in order, and awaited together. So they overlap as calls of many senders would.
+        The calls of `forward` are begun in order, and awaited together, so that they can run at the same time.
         """
         calls = [asyncio.ensure_future(_retry(partial(self._forward, batch, row), self._timeout_s)) for row in rows]
         try:

@@ -19,13 +19,13 @@ ARRIVAL = ":agents"
 
 
 class UnreadFrames(NamedTuple):
-    """How a move of agents outside of steps changes the messages in the agents' mailbox that were not fetched.
+    """What a move of agents, outside of steps, does with messages in the old mailbox that its reader has not fetched.
 
-    All entries that were not fetched, up to the entry `last`, are marked as acknowledged. The messages for other
-    agents, `stay`, are written into the mailbox again. The messages for the agents that leave, `go`, are written into
-    the target's mailbox; without a target they become dead letters, with `reason`. `cursor`, `messages`, `nbytes` and
-    `acks` are as in a transport's `commit`. `number` is the number of the attempt at the move, from 1 under `epoch`,
-    the epoch of the mailbox's reader.
+    All entries that were not fetched, up to the entry `last`, are marked as acknowledged. Their messages are then
+    written again: messages for agents that stay, as the frames `stay`, into the same mailbox; messages for agents that
+    leave, as the frames `go`, into the target's mailbox. Without a target, `go` become dead letters, with `reason`.
+    `cursor`, `messages`, `nbytes` and `acks` are as in a transport's `commit`. `epoch` is the epoch of the mailbox's
+    reader. `number` counts the reader's attempts at moves under this epoch, from 1.
     """
 
     epoch: int
@@ -41,10 +41,11 @@ class UnreadFrames(NamedTuple):
 
 
 class MoveAttempt(NamedTuple):
-    """One attempt to move agents: the new record of the mailbox that the agents leave, and that of the target, if any.
+    """One attempt to move agents from one mailbox to another one, the target, or to none.
 
-    The records were made from the directory of mailboxes at `version`. If the directory has changed since, the attempt
-    is refused. In steps `unread` is None: the messages stay in their boxes, and the new group reads the messages there.
+    `record` is the new record of the mailbox that the agents leave, and `target` the new record of the target (None: no
+    target). Both were made from the directory of mailboxes at `version`. If the directory has changed since, the
+    attempt is refused. In steps `unread` is None: the messages stay in their boxes, and the new group reads them there.
     """
 
     record: MailboxRecord
@@ -106,7 +107,9 @@ class RedisMoves:
         return [(entry.decode(), fields[1] if len(fields) > 1 else b"") for entry, fields in found]
 
     async def move(self, attempt: MoveAttempt) -> Attempted:
-        """Move agents in one script call. In steps, the move is valid from the first step that no group has opened.
+        """Move agents in one script call, and return the outcome.
+
+        In steps, the move is valid from the first step that no group has opened.
 
         Raises: Fenced if the mailbox has a newer reader than the reader that made the attempt.
         """
@@ -127,9 +130,9 @@ class RedisMoves:
         return Attempted(_outcome(outcome, name, 0 if unread is None else unread.epoch), since)
 
     async def give_up(self, mailbox: str, epoch: int, number: int) -> bool:
-        """Make the server refuse an attempt at a move, and all earlier ones.
+        """Make the server refuse an attempt at a move, and all earlier attempts, if they arrive from now on.
 
-        Return whether the attempt has succeeded already.
+        Return True if the attempt has moved the agents already, otherwise False.
 
         Raises: Fenced if the mailbox has a newer reader.
         """

@@ -66,15 +66,15 @@ class RedisBackend:
     def stores(self, exp_id: str, settings: MessagingConfig, *, run: str = "", reset: bool = False) -> RedisStores:
         """Make the stores of an experiment.
 
-        Args: `run` is the id of the start that must own the experiment ("": any start). `reset` says that this start
-        deletes the existing data, so the format of these data does not matter.
+        Args: `run` is the id of the call of `Messaging.start` that must own the experiment ("": any call). `reset` says
+        that this call deletes the existing data, so the format of these data does not matter.
         """
         return RedisStores(self.transport(exp_id, settings, run=run, reset=reset))
 
     def probe(self, exp_id: str | None = None) -> ServerFacts:
-        """Return the state of the primary and of an experiment.
+        """Return the state of the primary, and of an experiment on it (None: of no experiment).
 
-        The result's `others` has the states of further servers.
+        The result's `others` has the state of each further server.
         """
         from ray_messaging.transports.server_probe import ask_server  # noqa: PLC0415
 
@@ -99,13 +99,13 @@ class RedisBackend:
 
 @runtime_checkable
 class BackendConfig(Protocol):
-    """Config of a kind of server that ray_messaging does not have.
+    """Config of a kind of server that is not in ray_messaging itself.
 
-    It makes its backend in each process that needs one.
+    Each process that needs the server calls `open_backend`.
     """
 
     def open_backend(self) -> RedisBackend:
-        """Return a new factory of the objects that call the server."""
+        """Return a new object that makes the transports and stores by which this process uses the server."""
 
 
 def backend_of(config: ServerConfig) -> RedisBackend:

@@ -52,8 +52,8 @@ class BoxReader:
         self._box = box
         self._frames: list[BoxFrame] = []
         self._largest = _GUESS
-        # The box's first frames, if they were read already. The covers that came with them are not used, because more
-        # may follow.
+        # The box's first frames, if they were read already. The list of committed attempts (covers) that was read with
+        # them is not used, because it may grow.
         self._start: BoxStart | None = None
         # A task that waits for news. It began before the group knew whether it has to wait.
         self._awaited: asyncio.Task[News] | None = None
@@ -74,9 +74,9 @@ class BoxReader:
         return BoxReader(self._store, box, with_news=self._with_news, filled=filled, large=large)
 
     def hand_over(self, written: Sequence[BoxFrame]) -> None:
-        """Use frames that this process has written to the box.
+        """Take over the frames that this process has written to the box itself.
 
-        If only these frames are valid in it, the box is not read.
+        If no other frames count in the box, the box need not be read from the server.
         """
         self._written = written
 
@@ -131,7 +131,7 @@ class BoxReader:
             await end(asking)
 
     async def end(self) -> None:
-        """End the waits for news of the steps that are still under way."""
+        """Stop the tasks of this reader that still wait for news of the steps."""
         for task in (self._awaited, self._told):
             if task is not None:
                 await end(task)
@@ -186,8 +186,8 @@ class BoxReader:
 
         Raises: FrameError if the server has lost some of the frames.
         """
-        # The news bring the beginning of the box. The rest of them is not needed, because the answer of the server has
-        # the same facts.
+        # The task stores the beginning of the box, which comes with the news. The news themselves are not needed,
+        # because the server's answer, by which the step was opened, says the same.
         if (awaited := self._awaited) is not None and (await asyncio.wait((awaited,), timeout=_BESIDE_S))[0]:
             self._awaited = None
             with suppress(MessagingError):  # the next call raises the error, if it persists

@@ -17,7 +17,8 @@ from ray_messaging.transports.connection.link import RedisLink
 
 _AT_ONCE = 1_000  # how many keys are read in one call, and how many pairs are written in one command
 _BOX = "box"
-_OUTSIDE = re.compile(rb"c:-?\d+:")  # the field of a cover that counts the rows that were sent outside of the steps
+# In a key `box-cover`: the fields that count the rows which came into the box from outside of the steps.
+_OUTSIDE = re.compile(rb"c:-?\d+:")
 _BUS = "bus:"  # keys of AgentScope's hub, whose hashes have fields with names that users choose
 # Fields of the key `steps`. In a checkpoint, each of them is the checkpoint's step.
 _PROGRESS = (b"asked", b"opened", b"latest", b"sealed", b"dropped")
@@ -127,8 +128,9 @@ def _is_kept(name: str, step: int) -> bool:
 def _without_outside(copied: Sequence[CopiedKey]) -> list[CopiedKey]:
     """Return the data without the messages that were sent outside of the steps and that no group has read yet.
 
-    A fork sends these messages again, from the log of its parent, each in its step. If the checkpoint had them too,
-    they would arrive twice. The checkpoint alone would not be enough, because it lacks messages that came later.
+    An experiment that continues from the checkpoint takes all such messages from the event log of the experiment that
+    was copied. If the checkpoint had them too, they would arrive twice. The checkpoint alone would not be enough,
+    because it lacks messages that were sent later.
     """
     sizes: Counter[str] = Counter()  # for each box, the bytes of its frames that are left out
     found: list[CopiedKey] = []
@@ -138,7 +140,7 @@ def _without_outside(copied: Sequence[CopiedKey]) -> list[CopiedKey]:
         sizes[key.removeprefix("box:")] += sum(len(fields[b"f"]) for fields in outside.values())
         found.append(CopiedKey(key, kind, [pair for pair in content if pair[0] not in outside]))
     for place, (key, kind, content) in enumerate(found):
-        # A message may have arrived after its box was read, but before the cover of the box was read.
+        # A message may have arrived after its box was read, but before the box's counts (its cover) were read.
         counts = [int(value.split(b":")[1]) for field, value in content if _OUTSIDE.fullmatch(field)]
         if key.startswith("box-cover:") and counts:
             left = {field: value for field, value in content if not _OUTSIDE.fullmatch(field)}
@@ -158,7 +160,7 @@ def _fields(value: bytes) -> dict[bytes, bytes]:
 def _of_run(copied: CopiedKey, step: int) -> CopiedKey:
     """Return a key without the fields that belong to one call of `Messaging.start`.
 
-    In the key `steps`, the last step becomes `step`.
+    In the key `steps`, the fields that say how far the steps have come are set to `step`.
     """
     key, kind, content = copied
     if kind != "hash" or key.startswith(_BUS):

@@ -61,7 +61,7 @@ def decode_ranges(data: bytes) -> list[AckRange]:
 
 
 def order(entry: str) -> tuple[int, int]:
-    """Return the sort key of the ids of a stream's entries."""
+    """Return a tuple by which ids of a stream's entries can be sorted."""
     milliseconds, _, number = entry.partition("-")
     return int(milliseconds), int(number)
 
@@ -72,7 +72,7 @@ def place(cursor: Cursor) -> tuple[int, int, float]:
 
 
 def before(entry: str) -> str:
-    """Return the largest id of a stream's entries that is below an entry's id."""
+    """Return the largest possible entry id below the id `entry`."""
     milliseconds, _, number = entry.partition("-")
     if int(number):
         return f"{milliseconds}-{int(number) - 1}"
@@ -80,24 +80,27 @@ def before(entry: str) -> str:
 
 
 def following(entry: str) -> str:
-    """Return the smallest id of a stream's entries that is above an entry's id."""
+    """Return the smallest possible entry id above the id `entry`."""
     milliseconds, _, number = entry.partition("-")
     return f"{milliseconds}-{int(number) + 1}"
 
 
 def keep_of(cursor: Cursor) -> str:
-    """Return the id of the oldest entry that a reader at a cursor still needs."""
+    """Return an entry id such that a reader at this cursor needs no older entry any more."""
     return following(cursor.entry) if cursor.row == 0 else cursor.entry
 
 
 def begins(found: AckRange, entry: str) -> float:
-    """Return the first row of an entry that may be in a range, or inf if the range begins after the entry."""
+    """Return the first row of an entry that is not before a range, or inf if the whole entry is before the range."""
     at, after = order(entry), order(found.after.entry)
     return 0 if after < at else inf if after > at else found.after.row or inf
 
 
 def ends(found: AckRange, entry: str) -> float:
-    """Return the row of an entry at which a range ends (exclusive), or inf if the rest of the entry is in the range."""
+    """Return the first row of an entry that is after a range.
+
+    Return 0 if the whole entry is after the range, or inf if no row is.
+    """
     at, end = order(entry), order(found.end.entry)
     return inf if end > at else 0 if end < at else found.end.row or inf
 

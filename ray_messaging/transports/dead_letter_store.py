@@ -26,9 +26,9 @@ WHOLE_BYTES, HEAD_BYTES = 32 * 2**20, 1024
 class DeadFrame(NamedTuple):
     """A frame that will not be delivered. Its first `row` rows, and the rows in `acked`, were handled before.
 
-    `acked` has the form that `decode_rows` reads. If the frame's mailbox was removed, `born` is how many mailboxes had
-    been created by then. If the mailbox's reader could not decode the frame, `born` is None. `exclusive` says that no
-    other mailbox listened for the agents of the frame's mailbox.
+    `acked` has the form that `decode_rows` reads. If the frame is dead because its mailbox was removed, `born` is how
+    many mailboxes had been created by then. If it is dead because the mailbox's reader could not decode it, `born` is
+    None. `exclusive` says that no other mailbox could listen for the agents of the frame's mailbox.
     """
 
     id: str
@@ -44,7 +44,7 @@ class DeadFrame(NamedTuple):
 
 
 class DeadFacts(NamedTuple):
-    """How many dead letters there are, and their bytes; how many were dropped because of the limit, and their bytes."""
+    """The number and bytes of the dead letters, and of those that were dropped because the limit was exceeded."""
 
     letters: int
     nbytes: int
@@ -55,8 +55,8 @@ class DeadFacts(NamedTuple):
 class Listeners(NamedTuple):
     """All mailboxes at one version of the directory, and when each mailbox was created.
 
-    `born` has two values for each mailbox: how many mailboxes had been created before it, and the time at which it was
-    created, in ms as in an entry id.
+    `born` has two values for each mailbox, by its name: how many mailboxes had been created before it, and the time at
+    which it was created, in ms as in an entry id.
     """
 
     version: int
@@ -102,8 +102,8 @@ def kept_of(frame: bytes, reason: str) -> tuple[bytes, str]:
 
 
 _DROPPED_AT_ONCE = 500
-_DIGITS = 20  # the most digits of a number of 64 bits
-_STATE = ":dead"  # a number of 64 bits has at most this many digits
+_DIGITS = 20  # a number of 64 bits has at most this many digits
+_STATE = ":dead"  # names the key with the counts of dead letters; no mailbox has this name, because of the colon
 
 
 class RedisDeadLetters:
@@ -121,7 +121,7 @@ class RedisDeadLetters:
         return bool(await self._link.command("EXISTS", self._keys.meta, self._keys.dead))
 
     async def facts(self) -> DeadFacts:
-        """Return how many letters there are and their bytes, and how many letters were dropped and their bytes."""
+        """Return the number and bytes of the dead letters, and of those that were dropped because of the limit."""
         letters, (known, *counts) = await self._counts()
         if known != letters:  # Another client has changed the stream.
             await self.drop([])
@@ -157,7 +157,7 @@ class RedisDeadLetters:
         return _dead_frame(letter, reply[0][1]) if reply else None
 
     async def listeners(self) -> Listeners:
-        """Return the mailboxes that listen now."""
+        """Return all mailboxes that exist now, with the agents and channels to which they listen."""
         delta = await self._transport.load_directory(-1)
         born = {}
         for record in delta.changed:
@@ -168,7 +168,7 @@ class RedisDeadLetters:
     async def requeue(self, letter: str, version: int, frames: Sequence[Returned], rest: bytes) -> tuple[Requeued, str]:
         """Write frames into mailboxes and delete the letter; do all of this or nothing.
 
-        Return the outcome. If it is a failure, return also the mailbox that caused it.
+        Return the outcome, and the name of the mailbox that caused a failure (otherwise "").
 
         Args: `rest` is a frame of the letter's messages that stay dead, for which a new letter is written. It is b"" if
         there are none.

@@ -23,7 +23,7 @@ Fields = dict[bytes, bytes]
 
 
 class ExperimentClaim(IntEnum):
-    """Result of a start's claim on an experiment."""
+    """Result for a call of `Messaging.start`, called a start, that tries to become the owner of an experiment."""
 
     LOST = 0  # another start owns the experiment
     HELD = 1
@@ -31,7 +31,7 @@ class ExperimentClaim(IntEnum):
 
 
 class StateWrite(IntEnum):
-    """Result of a write that the interceptor makes with its epoch."""
+    """Result of a write by the interceptor, which the server accepts only from the newest interceptor."""
 
     FENCED = 0  # another interceptor has taken over
     DONE = 1
@@ -52,8 +52,8 @@ class TableChanges(msgspec.Struct, frozen=True):
 class StateChanges(NamedTuple):
     """A write that is done as a whole or not at all.
 
-    It has changes of the rules' tables, the answers that rules gave with these changes, and answers to delete. With
-    `whole`, the write replaces all state on the server.
+    It has changes of the rules' tables, the answers to senders that belong to these changes, and the keys of answers to
+    delete (`forget`). With `whole`, the write replaces all state of the rules on the server.
     """
 
     tables: Mapping[str, TableChanges]
@@ -63,7 +63,7 @@ class StateChanges(NamedTuple):
 
 
 def other_run(exp_id: str, epoch: int) -> Fenced:
-    """Build the error for a start whose experiment a later start has taken over."""
+    """Build the error for a call of `Messaging.start` whose experiment a later call has taken over."""
     return Fenced(
         f"experiment {exp_id!r} was started anew on its server, by another cluster or with on_existing='reset', or "
         "the server was flushed: so this earlier start can no longer send or receive. Shut it down, then start the "
@@ -87,9 +87,9 @@ def check_format(exp_id: str, found: int) -> None:
 
 
 def check_shards(exp_id: str, found: int, told: int) -> None:
-    """Raise ConfigError if an experiment has another number of shards; `found` is 0 if it has no data.
+    """Raise ConfigError if an experiment has another number of shards (servers) than this process was told to use.
 
-    Args: `told` is the number that this start was given.
+    Args: `found` is the experiment's number (0: it has no data), `told` the number in the config of this process.
     """
     if found and found != told:
         has = f"{found} shards" if found > 1 else "one shard"
@@ -110,7 +110,8 @@ _KEPT_FIELDS = {b"directory", b"born", b"format"} | {
 class RedisExperimentStore:
     """Data of an experiment as a whole on its primary.
 
-    In this class a run is one start of the experiment. "Our run" is the start to which this process belongs.
+    In this class a run is one call of `Messaging.start`, known by an id. "Our run" is the call to which this process
+    belongs.
     """
 
     def __init__(self, transport: "RedisTransport") -> None:
@@ -131,7 +132,7 @@ class RedisExperimentStore:
     # -- runs -----------------------------------------------------------------------------------------------------
 
     async def holder(self) -> bytes | None:
-        """Return the run that owns the experiment, or None if no run owns it.
+        """Return the id of the run that owns the experiment, or None if no run owns it.
 
         Raises: ConfigError if the data have another format than ours.
         """
@@ -207,7 +208,7 @@ class RedisExperimentStore:
     async def take_interceptor_epoch(self) -> int:
         """Claim a new epoch for the interceptor. From then on the server refuses calls under an earlier epoch.
 
-        Raises: Fenced if another start owns the experiment.
+        Raises: Fenced if another run owns the experiment.
         """
         self._before, epoch = await self._transport.log.take_epoch(
             "advance_interceptor_epoch", "start:interceptor", [self._meta], []
@@ -215,9 +216,9 @@ class RedisExperimentStore:
         return epoch
 
     async def _retake_epoch(self, epoch: int) -> bool:
-        """Claim our epoch again if the server has lost it, such as after it was restored.
+        """If the server has lost our epoch, because it was restored from older data, make our epoch valid again.
 
-        Return whether it was lost.
+        Return True if this was done. Return False if another interceptor has taken over, or this process has no epoch.
         """
         if self._before is None:
             return False
@@ -234,9 +235,9 @@ class RedisExperimentStore:
         return await self._field("start:beat")
 
     async def beat(self, epoch: int) -> StateWrite:
-        """Increment the counter of heartbeats, and check that the server has all confirmed writes.
+        """Increment the counter of the interceptor's heartbeats, and check that the server has all confirmed writes.
 
-        Also delete the bodies of large frames of steps that are no longer kept.
+        Also delete large frames of old steps, which are stored apart from their steps.
 
         Raises: Fenced if another run owns the experiment.
         """
@@ -255,9 +256,10 @@ class RedisExperimentStore:
         await self._link.script("heartbeat", [self._meta], [self._run, epoch, 0])
 
     async def delegate(self, epoch: int, number: int) -> StateWrite:
-        """Make the verdicts valid that senders give by copy `number` of the rules.
+        """Make the server accept verdicts that senders give by their copy of the rules with this number.
 
-        If a later copy is valid already, change nothing.
+        If it accepts a copy with a higher number already, change nothing. Return FENCED if another interceptor has
+        taken over, otherwise DONE.
         """
         backoff = Backoff(RULE_STATE_RETRY)
         while await self._link.script("advance_delegation", [self._meta], [epoch, number]) == 0:
@@ -267,7 +269,7 @@ class RedisExperimentStore:
         return StateWrite.DONE
 
     async def read_tables(self, names: Iterable[str]) -> tuple[dict[str, Fields], dict[str, bytes]]:
-        """Return the rules' tables by name, and the packed records of answers to senders, by the batches' keys."""
+        """Return the rules' tables by name, and the saved records of answers to senders by the answers' keys."""
         tables = {name: await self._hash(self._keys.table(name)) for name in names}
         return tables, {key.decode(): answer for key, answer in (await self._hash(self._keys.answers)).items()}
 
@@ -276,9 +278,10 @@ class RedisExperimentStore:
         return dict(zip(found[::2], found[1::2], strict=True))
 
     async def write(self, epoch: int, state: StateChanges, names: Sequence[str] | None, *, again: bool) -> StateWrite:
-        """Write changes of the rules' state, as a whole or not at all; `again` says that the last write is repeated.
+        """Write changes of the rules' state, as a whole or not at all.
 
-        Args: `names` is the name of the rules' entry in Ray, followed by the rules' names. None leaves them unchanged.
+        Args: `names` are the name under which Ray has the rules in force, and then the names of these rules. None
+        leaves the names on the server unchanged. `again` says that the last write is repeated.
         """
         keys = [self._meta, self._keys.answers, self._keys.rules]
         if not again:
@@ -328,7 +331,7 @@ class RedisExperimentStore:
         await self._link.command("HSET", self._meta, f"start:log_{name}", value)
 
     async def time_ms(self) -> int:
-        """Return the server's time in ms."""
+        """Return the time of the server's clock, in ms since 1970."""
         seconds, micros = await self._link.command("TIME")
         return int(seconds) * 1000 + int(micros) // 1000
 
@@ -345,7 +348,7 @@ class RedisSurveys:
         self._keys = keys
 
     async def create(self, survey_id: str, record: bytes) -> bool:
-        """Store a new survey's record. Return False if this id has another record."""
+        """Store a new survey's record. Return False if the id already has another record, otherwise True."""
         if await self._link.command("HSETNX", self._keys.surveys, survey_id, record):
             return True
         # If this call was repeated, the first attempt has stored an equal record.

@@ -40,8 +40,8 @@ _TURN_S: Final = 0.01  # after this time, other tasks of the event loop get a tu
 class LocalSteps(RedisSteps):
     """The steps of a run whose one group is in this process, in place of those on the server.
 
-    A step waits for no other group, and nothing outlives the process, so the server need not know of the steps. They
-    obey the rules of `RedisSteps`.
+    A step waits for no other group, and nothing outlives the process, so the server need not know of the steps. The
+    methods do the same as those of `RedisSteps`.
 
     Args: `joined` are the steps on the server, which the group has joined. `directory` is the group's copy of the
     directory of mailboxes.
@@ -97,10 +97,10 @@ class LocalSteps(RedisSteps):
         """Do nothing, because no other process waits for the group."""
 
     async def hold(self, name: str, through: int) -> None:
-        """Do nothing. On a server this call keeps other groups from beginning steps; a local run has only one group."""
+        """Do nothing. On a server this call is for other readers of the steps' messages, and a local run has none."""
 
     async def open(self, group: str, attempt: int, step: int) -> Opened:
-        """Open a step. It waits for nobody."""
+        """Open a step at once, because there is no other group for which it would have to wait."""
         frames = self._boxes.get(box_name(group, step), ())
         rows = Counter[StepTag]()
         for frame in frames:
@@ -151,7 +151,10 @@ class LocalSteps(RedisSteps):
     async def close(
         self, group: str, attempt: int, step: int, closing: Closing, *, go_on: bool = False
     ) -> Committed | Refused:
-        """Close a step. With `go_on` the next step is opened too."""
+        """Close a step; with `go_on` open the next step, too. Return Refused if the recorded series have changed.
+
+        They have changed if their first line, which describes them, differs from that of earlier steps.
+        """
         if monotonic() >= self._turn_at:
             await asyncio.sleep(0)
             self._turn_at = monotonic() + _TURN_S
@@ -203,7 +206,7 @@ class LocalSteps(RedisSteps):
         return [self._blocked] if self._blocked else []
 
     async def collected(self, through: int) -> list[Collected]:
-        """Return the series and remembered calls of the steps up to `through`."""
+        """Return the recorded series, and the results of remembered calls, of the steps up to `through`."""
         return [each for each in self._collected if each.step <= through]
 
     async def remember(self, group: str, attempt: int, step: int, results: Mapping[str, bytes]) -> bool:

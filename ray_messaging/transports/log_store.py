@@ -91,7 +91,7 @@ class RedisLog:
     async def register(self, limits: Limits) -> int:
         """Register the event log, and return the writer's epoch. From now on no entry is deleted before the log has it.
 
-        Earlier writers are fenced, and totals begin at 0.
+        The server then refuses calls of earlier writers. Its totals of what the log has read begin at 0.
 
         Args: `limits` are for the log stream, which accepts a note of any size while it is empty. Messages that the log
         does not have yet count towards the limits of their own mailbox.
@@ -102,12 +102,13 @@ class RedisLog:
         return taken
 
     async def take_epoch(self, script: str, field: str, keys: Sequence[str], args: Sequence[Any]) -> tuple[bytes, int]:
-        """Become the owner of the log, or of what else `script` claims; return the last owner's epoch and the new one.
+        """Claim a new epoch for the event log or the interceptor, by `script`. Return the old epoch and the new one.
 
-        An epoch is the number of an owner. Each owner has a higher one than the last owner. b"" stands for no owner.
-        The new epoch is also above the number of the last rule snapshot (see `verdict_status` in sending.lua).
+        An epoch is the number of an owner. Each owner has a higher epoch than the owner before. If there was no owner
+        before, the old epoch is b"". The new epoch is also above the number of the last rule snapshot (see
+        `verdict_status` in sending.lua).
 
-        Raises: Fenced if another start owns the experiment.
+        Raises: Fenced if another call of `Messaging.start` owns the experiment.
         """
         while True:
             before, standing = await self.link.command("HMGET", self.keys.meta, field, "start:standing")
@@ -148,11 +149,11 @@ class RedisLog:
         return max(1, min(_ENTRIES, _BYTES // max(1, self._largest)))
 
     async def _read_in_turn(self, cursors: Mapping[str, str], room: int, count: int) -> list[LogItem]:
-        """Return entries of the next `room` streams. If these have no entries, return entries of later streams.
+        """Return entries of some of the streams: of those that had entries in the last read, and of the next ones.
 
-        Of very many streams, usually only few get entries. If each turn read one entry of every stream, the log would
-        fall behind on the busy streams. So the streams that had entries in the last turn are read again
-        in each turn, with more entries of each.
+        At most `room` streams are read at a time. If they have no entries, further streams are read. Of very many
+        streams, usually only few get entries. If each read took one entry of every stream, the log would fall behind on
+        the busy streams. So these are read every time, with more entries of each.
         """
         streams = list(cursors)
         for _ in range(0, len(streams) + room, max(1, room // 2)):

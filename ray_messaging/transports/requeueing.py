@@ -30,7 +30,9 @@ Rows = NDArray[np.intp]
 
 
 class RequeueOutcome(NamedTuple):
-    """The outcome for one letter: how many of its messages are in a mailbox again, how many stay dead, and why.
+    """The outcome for one dead letter.
+
+    `messages` is how many of its messages are in a mailbox again, `left` how many stay dead, and `why` the reason.
 
     `full` says that a mailbox was full, so that later letters must wait too.
     """
@@ -103,7 +105,7 @@ class Requeueing:
     # -- routing --------------------------------------------------------------------------------------------------
 
     def _route(self, letter: DeadFrame, batch: Batch, rows: Rows, listeners: Listeners) -> tuple[list[Returned], Rows]:
-        """Return the frames for the mailboxes, and the rows for which no mailbox listens."""
+        """Return the frames to write into mailboxes, and the rows that no mailbox may get."""
         takers, holders = self._routing_for(letter, listeners)
         routes = takers.route(batch)[rows] * np.int64(2**32) + holders.route(batch)[rows]  # both routes in one number
         of: dict[str, list[Rows]] = {}
@@ -123,9 +125,9 @@ class Requeueing:
         return found, np.sort(np.concatenate(nobody))
 
     def _routing_for(self, letter: DeadFrame, listeners: Listeners) -> tuple[Routes, Routes]:
-        """Return which mailboxes may get each of a letter's messages, and which mailboxes already had them.
+        """Return the routes to mailboxes that may get a letter's messages, and to those that may have had them already.
 
-        Most letters of one mailbox have the same result, so the last result is kept.
+        Most letters of one mailbox have the same routes, so the last two routes are kept.
         """
         counts = tuple(_counts(record, letter, listeners) for record in listeners.records)
         key = (listeners.version, counts)
@@ -159,10 +161,11 @@ _WHY = {
 
 
 def _counts(record: MailboxRecord, letter: DeadFrame, listeners: Listeners) -> int:
-    """Return which fields of a mailbox's record decide whether the mailbox may get a letter.
+    """Return by which fields of a mailbox's record the mailbox may get a letter's messages.
 
-    A field by which the mailbox may have had a copy of the letter's messages already is not used. The result is
-    `_NONE`, `_CLAIMS` (the agents that the mailbox hosts, without its channels and patterns) or `_WHOLE`.
+    When the messages were sent, the mailbox may have got a copy of them. Fields by which this may have happened do not
+    count, so that no message arrives twice. Return `_NONE`, `_CLAIMS` (only the agents that the mailbox hosts, and not
+    its channels and patterns) or `_WHOLE` (all fields).
     """
     if record.mailbox == letter.mailbox:
         return _WHOLE

@@ -28,7 +28,7 @@ logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
 _ALL = 2**53  # a number above the numbers of all steps
-_SWEEP_S = 1.0  # how long to wait until old bodies are deleted
+_SWEEP_S = 1.0  # how long to wait for the deletion of old bodies, which may go on after that
 _MARK = b"\x01body:"  # no frame begins with these bytes; script write_to_boxes reads the size that follows them
 
 
@@ -63,9 +63,9 @@ class _StandIn(NamedTuple):
 class StepBodies:
     """The bodies of large frames of steps: the frames themselves, in place of which a box has only small stand-ins.
 
-    The bodies are on one server, or spread over all servers by a hash of their names. A frame that belongs on the
-    primary stays in its box. So do answers to askers outside of the steps, notes for the event log and publications,
-    because the primary itself reads them.
+    The bodies that a process sends are on one server, or spread over all servers by a hash of their names. If that
+    server is the primary, the frame stays in its box. So do answers to askers outside of the steps, notes for the event
+    log and publications, because the primary itself reads them.
 
     Args: `links` and `keys` are for all servers, the primary first. `home` is the server for the bodies that this
     process sends (None: they are spread). Frames of at least `least` bytes are large.
@@ -111,9 +111,9 @@ class StepBodies:
         return writes
 
     def _step_of(self, write: FrameWrite) -> int | None:
-        """Return the step in which a frame will be read, if its body goes to another server; otherwise None.
+        """Return the step in which a frame will be read, if another server may store the frame.
 
-        Then only a small stand-in for the frame is written to the box.
+        Return None if the frame must stay in its box: it is small, or the primary itself reads it.
         """
         mailbox, _, step = write.mailbox.rpartition("@")
         if len(write.frame) < self._least or not step.isdecimal():
@@ -182,9 +182,9 @@ class StepBodies:
         await self.links[shard].script("drop_bodies", [self._keys[shard].bodies], [through])
 
     async def sweep(self) -> None:
-        """Delete the large frames of old steps from all servers: of steps whose messages the primary has deleted.
+        """Delete, from all servers, the large frames of old steps, whose boxes the primary has deleted.
 
-        A server that does not answer delays this call only briefly.
+        This call waits at most a second. If a server takes longer, the deletion there goes on after the call.
         """
         dropped = await self.dropped()
         for shard in range(1, len(self.links)):

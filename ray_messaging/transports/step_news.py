@@ -11,7 +11,7 @@ from ray_messaging.transports.step_values import News
 
 
 class _Round:
-    """What all readers of one stream in a process share: the latest entry, and whether a read is under way.
+    """The state that all readers of one stream in a process share: the latest news, and whether a read is under way.
 
     Each step wakes everybody who waits for it. With one read for all groups of a process, the server has to wake only
     one client in each process.

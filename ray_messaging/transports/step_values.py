@@ -1,7 +1,8 @@
 """Arguments, results and errors of the store of steps (transports/steps.py).
 
 Some words: a box has the messages that one mailbox reads in one step. A step is sealed when all groups have closed it.
-A hold is a reader of sealed boxes, such as the event log, which keeps them until it has read them.
+A hold is a record that a reader of such steps, the event log for example, makes on the server: the server keeps all
+boxes that the reader has not read.
 """
 
 from collections.abc import Sequence
@@ -53,14 +54,14 @@ class StepSettings(NamedTuple):
 
     @classmethod
     def of(cls, steps: "Steps") -> "StepSettings":
-        """Return the settings that a user gave, with defaults for the others."""
+        """Return the settings that a user gave, with defaults for those that a user cannot set."""
         # With "neighbours", calls of agents begin earlier, but a group still waits for all groups.
         wait_for = WaitFor.ALL if steps.wait_for == "neighbours" else WaitFor(steps.wait_for)
         return cls(steps.seed, wait_for, groups=steps.groups or 0, digest=steps.digest)
 
 
 class Driver(NamedTuple):
-    """A task that drives a group. Each time that the task begins again, its number `start` must be higher.
+    """A task that takes a group through its steps. Each time that the task begins again, its `start` must be higher.
 
     A driver with the same `start` would get the same attempt number again. The server would then take its new frames
     for repeated ones, because their numbers are the same.
@@ -71,11 +72,11 @@ class Driver(NamedTuple):
 
 
 class DrivenGroup(NamedTuple):
-    """A group whose driver this process is. It has the driver's number, and the group's last closed step and its state.
+    """A group that this process now drives, which means that it takes the group through its steps.
 
-    The driver takes the group through its steps. `attempt` is its number; a later driver has a higher one. `closed` is
-    -1 if no step is closed, and `state` is the state after step `closed`. `until` is the first step in which the group
-    no longer takes part (None: it always does).
+    `attempt` is the number of this process as the group's driver; a later driver has a higher number. `closed` is the
+    group's last closed step (-1: none), and `state` the group's state after this step (None: none). `until` is the
+    first step in which the group no longer takes part (None: it always does).
     """
 
     attempt: int
@@ -174,7 +175,7 @@ class News(NamedTuple):
 
 
 class Done(NamedTuple):
-    """Answer about a step that the group has closed already, or in which the group does not take part.
+    """The answer to a group that asks for a step that it has closed already, or in which it does not take part.
 
     `closed` is the last step that the group closed.
     """
@@ -183,10 +184,11 @@ class Done(NamedTuple):
 
 
 class Closing(NamedTuple):
-    """The facts that a group states when it closes a step. `rows` is how many rows it has written to mailboxes' boxes.
+    """What a group hands in when it closes a step.
 
-    `blocked` are the messages that rules blocked; `calls` are the results of remembered calls. The store does not
-    decode `blocked`, `calls`, `counts` and `series`. With `state_changed` the group's state becomes `state` (None: no
+    `rows` is how many rows it has written to boxes of mailboxes in the step, and `counts` are its counts of messages.
+    `series` are recorded data, `blocked` the messages that rules blocked, `calls` the results of remembered calls.
+    These four fields of bytes are stored as they are. With `state_changed` the group's state becomes `state` (None: no
     state).
     """
 
@@ -200,7 +202,7 @@ class Closing(NamedTuple):
 
 
 class CollectedKind(StrEnum):
-    """Kind of data that a group stores in a step: data recorded with `collect`, or its agents' remembered calls."""
+    """Kind of data that a group stores in a step: data recorded with `collect`, or results of remembered calls."""
 
     SERIES = "series"
     CALLS = "calls"
@@ -217,7 +219,11 @@ class Collected(NamedTuple):
 
 
 class Committed(NamedTuple):
-    """A closed step, the last step that all groups have closed, and the answer about the next step if one is due."""
+    """The answer to a group that has closed `step`.
+
+    `sealed` is the last step that all groups have closed. `following` is the answer about the next step, or None if the
+    group did not ask to open it, or cannot.
+    """
 
     step: int
     sealed: int
@@ -227,9 +233,10 @@ class Committed(NamedTuple):
 class Refused(NamedTuple):
     """A step that cannot be closed. The attempt at it must end, and its messages are not delivered.
 
-    There are three possible reasons. The server has `rows` rows, but the group stated another number. The mailboxes in
-    `deaf` were declared not to hear the group, but the group sent to them. Or the recorded series of the run have the
-    shape `series`, and the group's series have another shape.
+    There are three possible reasons. The server has `rows` rows of this attempt, but the group stated another number.
+    The group sent to the mailboxes in `deaf`, although it was declared that they get no messages from the group. Or
+    `series` is the first line of the run's recorded series, which describes them, and the group's series have another
+    first line.
     """
 
     step: int
@@ -270,7 +277,7 @@ class BoxFrame(NamedTuple):
 
 
 class BoxSize(NamedTuple):
-    """Rows and bytes of a box, without rows of failed attempts, and the limits of a box."""
+    """The rows and bytes in a box, without those of failed attempts, and the limits for both."""
 
     rows: int
     nbytes: int
@@ -279,7 +286,7 @@ class BoxSize(NamedTuple):
 
 
 class ClosedStep(NamedTuple):
-    """A group's close of a step: the number of the attempt that was committed, and the group's counts."""
+    """How a group closed a step: by which attempt, and with which counts of messages."""
 
     attempt: int
     counts: bytes
@@ -288,9 +295,9 @@ class ClosedStep(NamedTuple):
 class GroupProgress(NamedTuple):
     """Progress of a group: its last closed step, open step, driver, and the ms since its last change.
 
-    `open` is None if no step is open, `driver` if there is no driver. The group takes part in steps from `since` on,
-    and before step `until` (None: without end). `silent_ms` is the time since the driver's last call to the server. It
-    is a few seconds at most while the driver lives and reaches the server.
+    `open` is None if no step is open, and `driver` is None if there is no driver. The group takes part in the steps
+    from `since` on, up to the one before `until` (None: without end). `silent_ms` is the time since the driver's last
+    call to the server. It is a few seconds at most while the driver lives and reaches the server.
     """
 
     closed: int
@@ -311,9 +318,10 @@ class Progress(NamedTuple):
     """Progress of all groups.
 
     `sealed` is the last step that all groups have closed, and `latest` the last step that some group has opened. Both
-    are -1 before the first such step. `target` is the last step that may be opened (None: no end). `holds` has, by
-    name, the step of each hold, see `RedisSteps.hold`. `wait_for` is the mode that is used now. The `supervisor` is not
-    among the groups (None: there is none). `supervised_by` is its name for people.
+    are -1 before the first such step. `target` is the last step that may be opened (None: no end). `holds` says, for
+    each reader that keeps boxes on the server, which step it has read last (see `RedisSteps.hold`). `news` is a
+    position in the stream of news. `wait_for` is the mode that is used now. `supervisor` is the progress of the part of
+    the interceptor that ends each step for all groups (None: there is none), and `supervised_by` its name for people.
     """
 
     sealed: int
@@ -369,7 +377,7 @@ def counted(frames: Sequence[BoxFrame], covers: Sequence[Cover]) -> list[BoxFram
 
 
 def box_in_words(box: str) -> str:
-    """Return the name of a box, such as `north@3`, as words for an error."""
+    """Return words for an error that name the messages in a box, such as the box `north@3`."""
     mailbox, _, step = box.rpartition("@")
     return f"messages of step {step} in mailbox {mailbox!r}"
 

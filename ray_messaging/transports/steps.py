@@ -139,7 +139,7 @@ class RedisSteps:
         return int(since)
 
     async def state_before(self, group: str, step: int) -> bytes | None:
-        """Return the state that a group had before agents left it at step `step`.
+        """Return the state that a group had before it closed `step`, a step at which agents leave the group.
 
         Return None if the group had no state.
         """
@@ -155,10 +155,11 @@ class RedisSteps:
     async def declare(self, hears: Mapping[str, Collection[str] | None], at_step: int | None = None) -> None:
         """Declare from which other groups each group may get messages that it reads in step `at_step` or later.
 
-        `hears` maps a group to these groups (None: all groups). This is used in mode WaitFor.SENDERS, and may name
-        groups that join later. A declaration that changes nothing may be made at any time.
+        `hears` maps a group to the groups that may send to it (None: all groups). In mode WaitFor.SENDERS, a group
+        waits only for these groups. A declaration may name groups that join later. If it changes nothing, it may be
+        made at any time.
 
-        Raises: ConfigError if a group may have sent for that step already, or the experiment has no steps.
+        Raises: ConfigError if a group may have sent messages for that step already, or the experiment has no steps.
         """
         args = [self._keys.prefix, "" if at_step is None else at_step]
         for group, senders in hears.items():
@@ -194,8 +195,8 @@ class RedisSteps:
     ) -> DrivenGroup | Driven:
         """Become the driver of a group, the task that takes the group through its steps.
 
-        If the driver asks again with the same `start`, it gets the same attempt number again. With a later start it
-        gets a higher number.
+        If the driver asks again with the same `start`, it gets the same attempt number again. With a higher `start` it
+        gets a higher number. Return a `Driven` if another driver has the group.
 
         Args: `over` is the lease of another driver that has not changed for its whole duration, so that it has ended.
         `until` is the first step in which the group no longer takes part (None: it always does, even if an earlier
@@ -227,7 +228,7 @@ class RedisSteps:
     async def let_go(self, group: str, attempt: int) -> None:
         """Stop driving a group, so that the next driver need not wait for the end of this driver's lease.
 
-        An open step is not committed. This never raises Fenced.
+        An open step is not committed. If another driver has the group already, do nothing.
         """
         await self._script("renew_driver", group, attempt, 0)
 
@@ -245,7 +246,10 @@ class RedisSteps:
     # -- a step ---------------------------------------------------------------------------------------------------
 
     async def open(self, group: str, attempt: int, step: int) -> Opened | Waiting | Done:
-        """Open a step of a group, if all groups for which it waits have closed the previous step.
+        """Open a step of a group if nothing prevents it; otherwise return a `Waiting`, which says what prevents it.
+
+        A step must wait for other groups, for slow readers such as the event log, and during a pause. Return a `Done`
+        if the group has closed the step already, or does not take part in it.
 
         Raises: Fenced if another driver has taken over the group, or if the step is not the group's next step.
         """
@@ -253,11 +257,11 @@ class RedisSteps:
         return _opening(reply, group, attempt, step)
 
     async def go_on(self, step: int, until: int, groups: Sequence[str], block_s: float) -> int:
-        """Open the step after the last sealed one for groups whose drivers wait until they are told to go on.
+        """Open `step` for `groups`, whose drivers wait until they are told to go on. Then wait for the steps' end.
 
-        A sealed step is one that all groups have closed. After opening the step, wait up to `block_s` seconds until all
-        steps before `until` are sealed. Return the last sealed step. A driver may also open the step itself, before
-        this call or after it. Without `groups` no step is opened.
+        Wait up to `block_s` seconds until all groups have closed all steps before `until`. Return the last step that
+        all groups have closed. A driver may also open the step itself, before this call or after it. Without `groups`
+        no step is opened.
         """
         deadline = asyncio.get_running_loop().time() + block_s
         found = await self._link.script("open_for_groups", [self._steps], [self._keys.prefix, step, *groups])
@@ -297,7 +301,7 @@ class RedisSteps:
 
         If large frames are stored on other servers, they are written there first, and the script gets small stand-ins.
 
-        Args: `closing` has the arguments before the frames for a script that also closes the step.
+        Args: `closing` has further arguments, which a script that also closes the step takes before the frames.
         """
         writes = request.writes if self.bodies is None else await self.bodies.put(request, tag)
         keys = [self._keys.meta, self._steps, self._keys.step(tag.group), self._keys.sent(tag.group)]
@@ -309,7 +313,8 @@ class RedisSteps:
     ) -> Committed | Refused:
         """Close a step. From now on, all messages that this attempt at the step has sent are valid.
 
-        With `go_on` the next step is opened too.
+        With `go_on` the next step is opened too, if nothing prevents it. Return Refused, and change nothing, if the
+        messages or the recorded series are not as the server expects them (see `Refused`).
 
         Raises: Fenced if another driver has taken over the group, or if the step is not open; MailboxFull if `closing`
         has series or calls and the server's memory is full. After an error nothing has changed.
@@ -322,10 +327,10 @@ class RedisSteps:
     async def commit(
         self, request: SendRequest, tag: StepTag, closing: Closing, *, go_on: bool = False
     ) -> Committed | Refused | None:
-        """Write all frames of a step, and close it, in one call; the frames' numbers begin at 1.
+        """Write all frames of a step, and close it as `close` does, in one call; the frames' numbers begin at 1.
 
-        If some frame cannot be written, or the attempt does not have the step open, return None and change nothing.
-        Then `send` and `close`, called one after the other, raise or return the reason.
+        If some frame cannot be written, or the attempt does not have the step open, return None and change nothing. To
+        learn the reason, call `send` and then `close`: one of the two returns or raises it.
 
         Raises: Fenced in the same cases as `close`.
         """
@@ -334,7 +339,9 @@ class RedisSteps:
         return None if reply[0] == _UNWRITTEN else _closed(reply, tag.group, tag.attempt, tag.sent)
 
     async def remember(self, group: str, attempt: int, step: int, results: Mapping[str, bytes]) -> bool:
-        """Keep results of remembered calls until the step is closed, so that later attempts at the step find them.
+        """Keep results of remembered calls, which agents made by `me.remember`, until the step is closed.
+
+        Later attempts at the step find them, and need not make the calls again.
 
         The step may be the open one or a later one. Return False, and keep nothing, if the step is closed, or the group
         has a later attempt.
@@ -403,7 +410,7 @@ class RedisSteps:
     async def open_box(self, box: str, count: int) -> BoxStart:
         """Return the first `count` frames of a box, and its covers so far.
 
-        Covers list the attempts whose frames in the box count. `close` adds the attempt of the step that it closes.
+        Covers list the committed attempts at steps: only their frames count. `close` adds the attempt that it commits.
         """
         return await self._begun(box, await self._link.commands(*self._start_of(box, count)))
 
@@ -421,16 +428,16 @@ class RedisSteps:
         return [("HGETALL", self._keys.cover(box)), ("XRANGE", self._keys.box(box), "-", "+", "COUNT", count)]
 
     async def covers(self, box: str) -> list[Cover]:
-        """Return the covers of a box: which attempts are committed, and how many rows each has sent to the box.
+        """Return the covers of a box: which attempts at steps are committed, and how many rows each sent to the box.
 
-        No cover is added after all groups have closed the previous step.
+        When all groups have closed the step before the box's step, the covers are complete.
         """
         return _covers(await self._link.command("HGETALL", self._keys.cover(box)))
 
     async def covered_boxes(self, first: int, last: int) -> dict[str, list[Cover]]:
-        """Return which attempts are committed so far, for each box of some steps, from `first` to `last`.
+        """Return, by the box's name, what `covers` returns for each box of the steps from `first` to `last`.
 
-        See `covers`, which does this for one box.
+        These are the attempts at steps that are committed so far, each with the number of rows that it sent to the box.
         """
         found = await self._link.script("list_boxes", [self._steps], [self._keys.prefix, first, last])
         return {
@@ -458,7 +465,7 @@ class RedisSteps:
         }
 
     async def collected(self, through: int) -> list[Collected]:
-        """Return the series and remembered calls that groups have stored in the steps up to `through`.
+        """Return the recorded series and results of remembered calls that groups have stored up to step `through`.
 
         Data that `drop_collected` has deleted are not included.
         """
@@ -479,11 +486,11 @@ class RedisSteps:
         return bytes(await self._link.command("HGET", self._steps, "collected_born")).decode()
 
     async def collected_bytes(self) -> int:
-        """Return the total size of the series and remembered calls that are stored on the server."""
+        """Return the total size of the recorded series and results of remembered calls on the server."""
         return int(await self._link.command("HGET", self._steps, "collected_bytes") or 0)
 
     async def drop_collected(self, entries: Sequence[Collected]) -> None:
-        """Delete series and remembered calls, after they were written to a file."""
+        """Delete recorded series and results of remembered calls, after they were written to a file."""
         for low in range(0, len(entries), _RESULTS):
             names = [each.entry for each in entries[low : low + _RESULTS]]
             await self._link.script("drop_collected", [self._steps, self._keys.steps("collected")], names)
@@ -501,10 +508,10 @@ class RedisSteps:
     async def hold(self, name: str, through: int) -> None:
         """Keep the boxes of steps after `through` on the server, for a reader such as the event log.
 
-        Args: `name` is the reader's. If the reader has such a hold already, it is moved forward; it never moves back.
-        If `through` is STANDSTILL, no step begins.
+        No step begins that is too far ahead of `through`. If `through` is STANDSTILL, no step begins at all.
 
-        Each call wakes all groups that wait for a step.
+        Args: `name` is the reader's name, and `through` the last step that it has read. If the reader has called this
+        before, a lower `through` than before changes nothing.
         """
         await self._hold(name, through)
 

@@ -232,19 +232,20 @@ class RedisTransport:
     async def leave(self, sender: str, epoch: int, *, keep_s: float) -> None:
         """Delete the state of a closed sender `keep_s` seconds from now, unless a newer sender has its name.
 
-        After that, the server refuses a late write from a call that was repeated.
+        If a repeated call of the closed sender arrives later, the server refuses the call.
         """
         await self.link.script("forget_sender", [self.keys.sender(sender)], [epoch, int(keep_s * 1000)])
 
     async def listen(
         self, record: MailboxRecord, version: int, limits: Limits, *, owner: str, epoch: int | None, over: str = ""
     ) -> Listening | HeldMailbox | None:
-        """Enter a mailbox's record in the directory of mailboxes if that is at `version`; become the mailbox's reader.
+        """Become the reader of a mailbox, and write the mailbox's record into the directory of mailboxes.
 
-        Return None if the directory is at another version, or HeldMailbox if another owner has the mailbox.
+        Return None if the directory is not at `version`, or HeldMailbox if another owner has the mailbox. In both cases
+        nothing is written.
 
-        Args: `epoch` is None to take the mailbox over, or the reader's own epoch if the mailbox's reader only changes
-        the record. `over` is another owner's lease that is known to have ended.
+        Args: `epoch` is None for a new reader. If the present reader only changes the record, it is the reader's epoch.
+        `over` is the lease of another owner, if this lease is known to have ended.
         Raises: Fenced if a newer reader has the mailbox, or if the mailbox was removed.
         """
         name = record.mailbox
@@ -379,14 +380,14 @@ class RedisTransport:
         return self._reading.waited_s
 
     async def end_of(self, mailbox: str) -> MailboxEnd:
-        """Return the current end of a mailbox, and how many messages and bytes it has."""
+        """Return the id of a mailbox's last entry, and how many messages and bytes are not acknowledged yet."""
         last, messages, nbytes = await self.link.command("HMGET", self.keys.state(mailbox), "last", "messages", "bytes")
         return MailboxEnd((last or START.entry.encode()).decode(), int(messages or 0), int(nbytes or 0))
 
     async def commit(self, done: Conclusion) -> None:
-        """Move the durable cursor, up to which messages are acknowledged, and delete the entries before it.
+        """Move the durable cursor, up to which messages are acknowledged, or change what is acknowledged after it.
 
-        A transaction uses `send` instead.
+        Entries before the cursor are deleted, unless the event log still needs them. A transaction uses `send` instead.
 
         Raises: Fenced if a newer reader has the mailbox, or if the mailbox was removed.
         """
@@ -396,9 +397,12 @@ class RedisTransport:
             raise (fenced if status == SendStatus.READER_FENCED else lost)(done.mailbox, done.epoch)
 
     async def renew(self, sender: str, mailbox: str | None, epoch: int, *, lease_s: float, keep_s: float) -> bool:
-        """Renew a mailbox's lease, and make the server keep the sender's state for `keep_s` seconds (0: for ever).
+        """Renew the lease of a messager's mailbox, and make the server keep the messager's state as a sender.
 
-        Return False if the mailbox was removed.
+        Return False if the mailbox was removed, otherwise True.
+
+        Args: `mailbox` is None for a messager without a mailbox. `epoch` is the epoch of the mailbox's reader. The
+        lease is good for `lease_s` seconds (0: it ends now), the state is kept for `keep_s` seconds (0: for ever).
 
         Raises: Fenced if a newer reader has the mailbox.
         """
@@ -443,9 +447,9 @@ class RedisTransport:
         return buried
 
     async def bury(self, mailbox: str, entry: str, frame: bytes, reason: str, *, row: int | None = None) -> None:
-        """Turn a frame that cannot be decoded into a dead letter.
+        """Turn the frame of an entry into a dead letter, because the frame cannot be decoded.
 
-        Args: with `row`, only the message in row `row` of the entry becomes a dead letter, because its handler failed.
+        Args: With `row`, only the message in this row of the entry becomes a dead letter, because its handler failed.
         """
         frame, reason = kept_of(frame, reason)
         keys = [self.keys.dead, self.keys.state(mailbox)]
@@ -460,12 +464,15 @@ class RedisTransport:
         await self.link.script("set_service", [self.keys.state(mailbox)], [epoch, note])
 
     async def services(self, mailboxes: Collection[str]) -> dict[str, bytes]:
-        """Return, by mailbox, the note that its current reader has stored about its service."""
+        """Return, by mailbox, the note of its current reader about how it answers questions (see `set_service`)."""
         found = await self.link.script("read_services", [self.keys.meta], [self.keys.prefix, *mailboxes])
         return {name.decode(): note for name, note in zip(found[::2], found[1::2], strict=True)}
 
     async def subscribe(self, channels: Collection[str], globs: Sequence[str], sink: Callable[[Ingress], None]) -> None:
-        """Pass messages of foreign clients to `sink`, each at most once. Messages of our own senders are not passed."""
+        """Pass messages that foreign clients publish on some channels to `sink`, each at most once.
+
+        Messages of our own senders are not passed. `globs` are patterns of further channels.
+        """
         if self._ingress is None:
             ears = [self.keys.ears + name for name in self._born]
             self._ingress = RedisIngress(self.link, self.keys, sink, ears)

@@ -123,13 +123,14 @@ class FrameWrite(msgspec.Struct):
 
 
 class Conclusion(msgspec.Struct):
-    """Changes that a reader makes to its mailbox: the cursor (None: unchanged), and the state after a transaction.
+    """Changes that a reader makes to its mailbox: which messages are acknowledged, and the state after a transaction.
 
-    The commit of a fetch is a conclusion alone. A transaction is a conclusion with frames, which are written as a whole
-    or not at all. `messages` and `nbytes` are the totals before the cursor under this epoch, so that a call may be
-    repeated. `acks` has all messages that are acknowledged after the cursor; None leaves them as they are. With
-    `state_changed` the state becomes `state` (None: no state). `number` is the number of the transaction, from 1 for
-    each sender, so that a repeated transaction has its effect once; 0 means that this is no transaction.
+    A commit has only a conclusion. A transaction is a conclusion with frames, which are written as a whole or not at
+    all. `cursor` is the new cursor (None: unchanged). `messages` and `nbytes` are how many messages and bytes the
+    reader has acknowledged under this epoch up to the cursor. They are totals, so that a call may be repeated. `acks`
+    has all messages that are acknowledged after the cursor; None leaves them as they are. With `state_changed` the
+    state becomes `state` (None: no state). `number` is the number of the transaction, counted from 1 for each sender,
+    so that a repeated transaction has its effect once; 0 means that this is no transaction.
     """
 
     mailbox: str
@@ -141,7 +142,7 @@ class Conclusion(msgspec.Struct):
     state_changed: bool = False
     number: int = 0
     acks: SelectiveAcks | None = None
-    changes: int = 0  # the number of changes that the reader's `Commits` had when this conclusion was made of them
+    changes: int = 0  # the value of the counter `changes` in the reader's commits when this conclusion was made
 
 
 class SendRequest(msgspec.Struct):
@@ -181,12 +182,12 @@ class SendReply(msgspec.Struct):
 
 
 class Listening(NamedTuple):
-    """A mailbox that this process reads from now on: the directory's version, the reader's epoch, the durable cursor.
+    """A mailbox that this process reads from now on.
 
-    The directory is the list of all mailboxes.
-
-    If the mailbox was taken over, `state` is the state after the last transaction, and `acked` has the ranges that are
-    acknowledged after the cursor. Otherwise both are empty.
+    `version` is the version of the directory, the list of all mailboxes. `epoch` is the reader's epoch. `cursor` is the
+    position up to which all messages are acknowledged. If the mailbox was taken over from an earlier reader, `state` is
+    the state after the last transaction (None: none), and `acked` has the ranges of messages after the cursor that are
+    acknowledged. Otherwise both are empty.
     """
 
     version: int
@@ -208,9 +209,9 @@ class MailboxEnd(NamedTuple):
 
 
 class HeldMailbox(NamedTuple):
-    """A mailbox that another owner has, with the owner's lease.
+    """The answer that another owner has a mailbox, with the owner's lease.
 
-    `overdue` says that by the server's clock the lease may have ended.
+    `overdue` says that the lease may have ended, by the server's clock.
     """
 
     owner: str
@@ -232,7 +233,10 @@ class SenderState(NamedTuple):
 
 
 class Limits(NamedTuple):
-    """A mailbox's limits, and the duration of its lease in seconds. With `leased`, the mailbox ends with its lease."""
+    """The most messages and bytes in a mailbox, and the duration of its lease in seconds.
+
+    With `leased`, the mailbox is removed when its lease has expired.
+    """
 
     messages: int
     nbytes: int
@@ -270,7 +274,7 @@ _END = 2**62  # a higher number cannot be an epoch, because frames have no room 
 
 
 def new_epoch(above: int = 0) -> int:
-    """Return a number that was never used, above another number: the time in ms, followed by six random digits."""
+    """Return a number above `above` that was never an epoch before: the time in ms, followed by six random digits."""
     ms = time.time_ns() // 10**6
     return max(ms, above // _CHANCE + 1) * _CHANCE + secrets.randbelow(_CHANCE)
 

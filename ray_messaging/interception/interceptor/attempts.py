@@ -1,6 +1,7 @@
-"""Attempts at steps.
+"""Attempts of groups at steps.
 
-If a group runs a step again, it does so in a new attempt, and rules forget the earlier attempt.
+If a group runs a step again, it does so in a new attempt. The new attempt undoes the changes that messages of the
+earlier attempt have made in the state of rules.
 """
 
 from collections.abc import Callable, Collection, Iterable, Mapping
@@ -11,9 +12,9 @@ from ray_messaging.model.batch import Attempt
 
 
 def attempt_of(key: str) -> Attempt | None:
-    """Return the attempt at a step to which a saved answer belongs, or None if its key names none.
+    """Return the attempt at a step in which a batch was sent, as the key of the answer to the batch names it.
 
-    See `saved_answers.key_of`.
+    Return None if the batch was sent outside of steps. `saved_answers.key_of` makes the keys.
     """
     sender, place, *_ = key.rsplit(" ", 3) if key.count(" ") > 2 else ("", "")
     number, _, step = place.partition("@")
@@ -23,10 +24,10 @@ def attempt_of(key: str) -> Attempt | None:
 class StepAttempts:
     """The latest attempt of each group at a step, with the changes that it made in the state of rules.
 
-    If a group runs a step again, it does so in a new attempt. The changes of an attempt are a layer on top of the
-    rules' tables: a new attempt at the same step drops the layer, and the group's next step merges it into the tables.
-    While a batch waits for slow rules, it has a layer of its own, which is not saved. So if the interceptor dies, its
-    successor judges the batch anew.
+    If a group runs a step again, it does so in a new attempt. The changes of an attempt are kept apart from the rules'
+    tables, in a layer: a new attempt at the same step drops the layer, and the group's next step merges it into the
+    tables. While a batch waits for slow rules, its changes are in a second layer, which is not saved. So if the
+    interceptor dies, its successor judges the batch anew.
 
     `kept` has, for each group, the step and the number of the attempt whose layer is saved. `answers` has, for each
     group, the keys of the interceptor's answers to the batches of the latest attempt.
@@ -67,7 +68,7 @@ class StepAttempts:
         return [key for key, found in asked if found != self._latest[found.group]]
 
     def keeps(self, key: str) -> bool:
-        """Return whether the key is that of an answer to a batch of the group's latest attempt at a step."""
+        """Return whether a key belongs to an answer to a batch that its group sent in its latest attempt at a step."""
         found = attempt_of(key)
         return found is not None and key in self.answers.get(found.group, ())
 

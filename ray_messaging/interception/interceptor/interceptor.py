@@ -64,7 +64,7 @@ class Interceptor:
     A batch takes this way: `answer` looks for an earlier answer, a `RulePipeline` applies the rules, the verdict is
     counted and encoded, and the answer is kept in case the sender asks again. `judge` serves messagers of this process,
     which get the verdict itself. A batch of a step is judged once in each attempt at the step. Its answer waits for
-    slow rules, and is kept until the group goes on to the next step.
+    slow rules, which await their verdicts, and is kept until the group goes on to the next step.
 
     Args:
         store: where the rules' state is saved. If a batch has changed the state, it is answered after the state is
@@ -121,7 +121,7 @@ class Interceptor:
     async def judge(self, batch: Batch) -> BatchVerdict:
         """Return the verdicts on a batch of a messager in this process.
 
-        With a store, return them after the state is saved.
+        If the rules' state is saved in a store, return the verdicts only after the changed state is saved.
 
         Raises: Fenced if a newer interceptor has taken over.
         """
@@ -143,7 +143,8 @@ class Interceptor:
         Args:
             request: the batch: as a frame, whose memory may be used during this call only, or as an object from a
                 messager of this process.
-            patient: the rows wait for slow rules, and so does the answer, until some of the rows have verdicts.
+            patient: says that the rows wait for slow rules. The answer then waits, too, until some of the rows have
+                verdicts, or for PATIENCE_S seconds.
 
         Raises: Fenced if a newer interceptor has taken over; FrameError if the request is not a valid frame.
         """
@@ -179,7 +180,7 @@ class Interceptor:
 
         If slow rules do not decide in time, the answer says that all rows of the batch wait, and the sender asks again.
 
-        Args: with `patient`, the answer waits longer for slow rules.
+        Args: with `patient`, the answer waits up to PATIENCE_S seconds for slow rules, otherwise not at all.
         """
         before = self.before_step(attempt.step)
         if before is not None:
@@ -263,8 +264,9 @@ class Interceptor:
         rules, verdict = self.rules.for_broadcasts if pair_rows(batch) is not None else self.rules.each, BatchVerdict()
         for rule in rules:
             if rule.counts_blocked:
-                # A round of the rule may begin here. It belongs to no attempt at a step, so the rule must record it
-                # before the attempt's changes.
+                # This call makes the rule record how many messages were blocked before its round, unless it has done
+                # so. A later attempt at the step must not undo this record, so the call comes before the attempt's
+                # changes.
                 rule.room(())
         judging = Judging(key, batch, verdict, rules, self._in_parts(batch, rules, verdict), attempt)
         with self.tracer.judging(batch):
@@ -279,7 +281,7 @@ class Interceptor:
         return self._answers.keep(key, answer, data, sender=batch.sender)
 
     def _in_parts(self, batch: Batch, rules: Sequence[Rule], verdict: BatchVerdict) -> Sections:
-        """Apply rules to a batch, in parts that are small enough for rules that count blocked messages.
+        """Apply rules to a batch, part by part, so that no verdict depends on messages that the same part blocks.
 
         Yield each slow rule with the messages it must judge. Count the messages of each part, and add the verdicts on
         them to `verdict`.
@@ -386,9 +388,10 @@ class Interceptor:
         return len(self._slow_rules)
 
     def kept(self) -> dict[str, int]:
-        """Return the number of entries in each rule's table, by rule name, and two more numbers.
+        """Return the number of entries in each rule's table, by the rule's name.
 
-        These are the number of senders with blocked messages, and the bytes of the stored answers.
+        Under `VIOLATIONS` is the number of senders with blocked messages, under `ANSWERS` the size in bytes of the
+        answers that are kept for senders.
         """
         tables = {rule.name: len(rule.state) for rule in self.rules if rule.state is not None}
         return tables | {VIOLATIONS: len(self.violations), ANSWERS: self._answers.nbytes}
@@ -396,7 +399,7 @@ class Interceptor:
     def load(self, tables: Mapping[str, Mapping[bytes, bytes]], answers: Mapping[str, bytes], *, merge: bool) -> None:
         """Load the rules' state and the saved answers of an earlier interceptor.
 
-        With `merge`, rules also keep their present entries.
+        The loaded entries of a rule replace all its present entries. With `merge`, those with other keys stay.
         """
         for name, table in self._tables.items():
             if tables.get(name):
@@ -461,7 +464,7 @@ class Interceptor:
     def new_round_once(self, call: str) -> list[str]:
         """Begin a new round for all rules, unless the call with the id `call` has done so before.
 
-        Returns: the result of `new_round`.
+        Returns: the names of the rules whose `new_round` failed when the call with this id was made first.
         """
         calls: dict[str, list[str]] = self.rounds.get("calls", {})
         if call not in calls:
@@ -470,7 +473,10 @@ class Interceptor:
         return calls[call]
 
     def forget_calls(self) -> None:
-        """Forget calls and changes of an earlier start of the experiment, because Ray may use the calls' ids again."""
+        """Forget which calls have begun rounds or changed rules, because this is a new start of the experiment.
+
+        Ray may give calls of this start the ids that calls of an earlier start had.
+        """
         self.rounds.pop("calls", None)
         self.changes.clear()
 
@@ -555,7 +561,7 @@ class Interceptor:
 
 
 def _over(rows: int) -> bytes:
-    """Return the answer to a batch of an outdated attempt at a step. All its `rows` rows are blocked.
+    """Return the answer to a batch of an outdated attempt at a step. It blocks all `rows` rows of the batch.
 
     The server accepts none of these rows.
     """

@@ -49,11 +49,11 @@ class Answer(Protocol):
 
 
 class LaneServer:
-    """The server of the verdict lane: it listens on one address, and passes requests on.
+    """The server of the verdict lane, the socket on which senders ask for verdicts. It listens on one address.
 
     Args:
-        answer: answers requests for verdicts.
-        snapshot: answers requests for rule snapshots.
+        answer: the function that answers requests for verdicts.
+        snapshot: the function that answers requests for rule snapshots (None: they are answered by `answer`, too).
     """
 
     def __init__(
@@ -98,9 +98,10 @@ class LaneServer:
             await self._server.wait_closed()
 
     def admit(self, caller: "_LanePeer") -> bool:
-        """Add a connection. If there are too many connections, drop the oldest one that has not sent its token.
+        """Add a connection, and return True.
 
-        If there are too many, and all have sent their tokens, add nothing and return False.
+        If there are too many connections, or too many that have not sent their token yet, drop the oldest of those
+        without a token. If there are too many, and all have sent their tokens, add nothing, and return False.
         """
         if len(self.strangers) >= max(1, self._limit // 4) or len(self.connections) >= self._limit:
             oldest = next(iter(self.strangers), None)
@@ -172,13 +173,16 @@ class _LanePeer(FrameProtocol):
             self.refuse("too many bytes of requests that have only begun")
 
     def _hold(self, size: int) -> bool:
-        """Count the bytes of a request that has only begun. Return False if all callers together have too many."""
+        """Record that `size` bytes of this caller's next request have arrived, which is not complete yet.
+
+        Return False if the incomplete requests of all callers now have more than HELD_BYTES bytes together.
+        """
         change, self._held = size - self._held, size
         self._server.held_bytes += change
         return change <= 0 or self._server.held_bytes <= HELD_BYTES
 
     def crowded(self) -> bool:
-        """Return whether requests must wait until the caller has read earlier answers."""
+        """Return whether this caller's requests must wait, because it has not read enough of its earlier answers."""
         assert self.transport is not None
         if self._unread is None:
             if self.transport.get_write_buffer_size() <= _UNREAD_BYTES:

@@ -40,10 +40,11 @@ _NOTHING = encode_snapshot(RuleSnapshot(0))
 class RuleDelegation:
     """Numbered snapshots of the rules, for messagers that apply the rules themselves.
 
-    With each send, the server checks the number of the sender's snapshot. A number is on the server before a messager
-    gets the snapshot. A call that changes the rules returns after the server has a higher number, and from then on no
-    message passes by old rules. All numbers are above the interceptor's epoch (the number of its start), so the server
-    can tell a messager whether the rules or the interceptor have changed.
+    With each send, the server compares the number of the sender's snapshot with the number that it has stored. A number
+    is stored on the server before a messager gets the snapshot. If rules are changed while messagers may have a
+    snapshot, a higher number is stored before the change returns, and from then on no message passes by the old rules.
+    All numbers are above the interceptor's epoch (the number of its start). So the server can tell a messager whether
+    the rules or the interceptor have changed.
     """
 
     def __init__(self, rules: RuleSet, epoch: int, publish: PublishSnapshot | None, versions: RuleVersions) -> None:
@@ -61,7 +62,7 @@ class RuleDelegation:
         self.restart()
 
     def restart(self) -> None:
-        """Take the rules as they are now, give them a new number, and revoke the snapshots that messagers have."""
+        """Use the present rules for later snapshots, under a new number, and revoke the snapshots of messagers."""
         self.number = new_epoch(self.number)
         self._seen: tuple[Rule, ...] = self._rules.now
         self._delegated = self._rules.each
@@ -79,7 +80,11 @@ class RuleDelegation:
 
     @property
     def offer(self) -> int:
-        """Return the number of the snapshot of the rules that messagers can request now, or 0 if there is none."""
+        """Return the number of the snapshot of the rules that messagers can request now.
+
+        Return 0 if there is no such snapshot: the rules cannot be delegated, or a change of the rules was made just
+        now or will soon come into force.
+        """
         if not self.enabled:
             return 0
         self.notice_changes()
@@ -162,8 +167,8 @@ class RuleDelegation:
     async def _give(self, stretch: float) -> bytes:
         """Publish the number of a snapshot of the rules, then return the snapshot.
 
-        If the rules change before the number is published, or if the server refuses the number, return the answer that
-        no rules are delegated.
+        If the rules change before the number is published, or if the server refuses the number, return an answer
+        without rules, so that the messager asks about each batch.
 
         Args: `stretch` is the factor by which messagers make the intervals between their reports longer.
         """
@@ -185,9 +190,9 @@ class RuleDelegation:
         return self._packed[1]
 
     async def renew(self) -> None:
-        """Publish the number of the current snapshot again.
+        """Store the number of the current snapshot on the server again.
 
-        The server has lost it, and may have an older one in its place.
+        This is called when the server has lost data. It may have an older number now, under which old rules are valid.
         """
         self.notice_changes()
         if self._given >= 0:

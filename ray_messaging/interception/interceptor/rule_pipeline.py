@@ -47,11 +47,13 @@ class RulePipeline:
     If a rule has rewritten a row, later rules see its new payload.
 
     `verdict` is the result by row. `deferred` has the messages that wait for a slow rule, by row. `rest` has the
-    messages that no rule has blocked or deferred, with their present payloads. `pairs` groups the rows by broadcast. If
-    the batch has broadcasts, each row is one hearer, and rules that judge whole messages judge each broadcast once.
-    With `intersections`, if a rule has a check of pairs by ids, this check is used instead of its `check_batch`.
+    messages that no rule has blocked or deferred, with their present payloads. `pairs` groups the rows by broadcast
+    (None: the batch has no broadcasts). In a batch of broadcasts each row is one hearer, and a rule that judges a
+    broadcast as one message judges it once.
 
-    Args: `so_far` is the verdict of the rules that the batch has passed before. The pipeline adds to it.
+    Args: `intersections` is a cache of pairs of sender and hearer that rules block. If it is given, a rule that can
+    check pairs by ids alone judges each hearer by this check. `so_far` is the verdict of the rules that the batch has
+    passed before. The pipeline adds to it.
     """
 
     def __init__(
@@ -80,8 +82,8 @@ class RulePipeline:
         """Apply rules in order.
 
         This generator yields a slow rule, and the messages that the rule must judge. If the caller sends the rule's
-        verdicts into the generator, all rows go on. If the caller sends None, as a `for` loop does, these messages are
-        put aside, in `deferred`, and the other rows go on.
+        verdicts into the generator, they are used like those of any other rule. If the caller sends None, as a `for`
+        loop does, these messages are put aside, in `deferred`, and later rules judge only the other rows.
 
         Args: `passed` has the names of the rules that the batch has passed before.
         """
@@ -106,7 +108,7 @@ class RulePipeline:
     def run(self, rules: Sequence[Rule], passed: tuple[str, ...] = ()) -> None:
         """Apply rules to the batch, in order.
 
-        Messages that a slow rule must judge are put aside as deferred, with the rules that are left.
+        Messages that a slow rule must judge are put aside in `deferred`, with this rule and the rules after it.
 
         Args: `passed` has the names of the rules that the batch has passed before.
         """
@@ -116,7 +118,7 @@ class RulePipeline:
     def _check_pairs(self, rule: Rule, pairs: PairRows) -> Mapping[int, Verdict]:
         """Return a rule's verdicts on a batch with broadcasts, in which each row is one hearer of a broadcast.
 
-        The keys are numbers of rows in `rest`. Rows that the rule lets pass may be absent.
+        The keys are row numbers in `rest`. Rows that are left out pass.
         """
         barred = self._barred(rule, pairs)
         found: Mapping[int, Verdict] = {}
@@ -130,9 +132,9 @@ class RulePipeline:
         return {**found, **(barred or {})}
 
     def _barred(self, rule: Rule, pairs: PairRows) -> Mapping[int, Verdict] | None:
-        """Return a block for each row whose pair of sender and hearer the rule bars by the ids alone.
+        """Return, by row in `rest`, a verdict that blocks each pair of sender and hearer that a rule bars by ids alone.
 
-        Return None if the rule has no such check of pairs.
+        Return None if the rule has no check of pairs, or the pipeline has no `intersections`.
         """
         if self._intersections is None:
             return None
@@ -178,7 +180,11 @@ class RulePipeline:
         return found
 
     def _ask_at_once(self, rule: SlowRule) -> tuple[dict[int, Verdict], list[tuple[range, Batch]]]:
-        """Return the verdicts that a slow rule can give without waiting, and all other messages, each with its rows."""
+        """Return the verdicts that a slow rule gives without waiting, by row, and the messages that it must wait for.
+
+        Each of these messages comes with its rows: one row, or for a broadcast one for each hearer. A row in neither
+        result passes.
+        """
         found: dict[int, Verdict] = {}
         slow: list[tuple[range, Batch]] = []
         pairs = None if self.pairs is None else pair_rows(self.rest)
@@ -203,12 +209,13 @@ class RulePipeline:
         found: dict[int, Verdict],
         slow: Sequence[tuple[range, Batch]],
     ) -> dict[int, Verdict]:
-        """Remove the messages that wait for a slow rule.
+        """Move the messages that wait for a slow rule from `rest` to `deferred`.
 
-        Return the verdicts on the rows that stay. The keys are the new numbers of these rows.
+        Return the verdicts in `found`. The keys are the numbers that their rows now have in `rest`.
 
         Args: `slow` has each message that waits, with its rows. `rules` has the slow rule and the rules after it,
-        `passed` the names of the rules before it, and `found` the verdicts that the slow rule gave without waiting.
+        `passed` the names of the rules before it, and `found` the verdicts that the slow rule gave without waiting, by
+        row.
         """
         for rows, message in slow:
             place = self._place(rows[0])
@@ -219,7 +226,7 @@ class RulePipeline:
         return {places[row]: verdict for row, verdict in found.items()}
 
     def _take_out(self, place: int) -> BatchVerdict:
-        """Remove the verdict on one row, and return it as the verdict on a batch that has only this message."""
+        """Remove a row's new payload and labels from `verdict`. Return them as the verdict on a batch of one row."""
         single = self.verdict.moved({place: 0})
         self.verdict.rewritten.pop(place, None)
         for name in single.labels:
@@ -253,7 +260,7 @@ class RulePipeline:
             self._drop(blocked)
 
     def _drop(self, rows: list[int]) -> NDArray[np.intp]:
-        """Remove rows from the messages that are still to be judged; return the numbers of the rows that stay."""
+        """Remove rows from `rest`; return the numbers that the other rows had in `rest` until now."""
         stay = np.ones(len(self.rest), np.bool_)
         stay[rows] = False
         kept = np.flatnonzero(stay)
@@ -268,9 +275,9 @@ class RulePipeline:
 def parts_of(batch: Batch, rules: Sequence[Rule]) -> Iterator[NDArray[np.intp]]:
     """Yield the rows of a batch in parts, which must be judged and counted one after the other.
 
-    Within a part, no verdict depends on messages that are blocked in the same part. So the result does not depend on
-    how messages were divided into batches. The rows of each sender stay in order, and the rows of a broadcast stay
-    together.
+    Some rules judge a sender by how many of its messages were blocked before. The parts are so small that no verdict
+    depends on messages that are blocked in the same part. So the result does not depend on how messages were divided
+    into batches. The rows of each sender stay in order, and the rows of a broadcast stay together.
     """
     counting = [rule for rule in rules if rule.counts_blocked]
     if not counting or not batch.rows:
@@ -316,7 +323,7 @@ def failed(rule: Rule, error: BaseException, messages: int = 1) -> Verdict:
 
 
 def _sendable(verdict: Verdict) -> bytes | None:
-    """Return a rewritten payload as JSON, or None if there is none. Raises if the payload or a label cannot be sent."""
+    """Return a verdict's new payload as JSON, or None if it has none. Raises if the payload or a label is not valid."""
     for name in verdict.labels:
         name.encode()
     if verdict.payload is None or verdict.blocked:
@@ -325,9 +332,10 @@ def _sendable(verdict: Verdict) -> bytes | None:
 
 
 def checked_rows(verdicts: Mapping[int, Verdict], count: int) -> dict[int, Verdict]:
-    """Return a rule's verdicts by row.
+    """Return a rule's verdicts by row, after checking them.
 
-    Raises TypeError or ValueError for a verdict that is none, or whose row is not among the `count` rows of the batch.
+    Raises: TypeError if a value is not a `Verdict`, or a row is not an int; ValueError if a row is not among the
+    `count` rows of the batch.
     """
     return {_row(row, count): checked(verdict) for row, verdict in verdicts.items()}
 

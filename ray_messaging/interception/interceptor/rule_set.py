@@ -73,11 +73,17 @@ class RuleSet:
         return self.now[self.find(which)]
 
     def insert(self, rule: object, index: int | None = None) -> Rule:
-        """Insert a rule before the rule at `index` (None: at the end); raise RuleError if it is no valid rule."""
+        """Insert a rule before the rule at `index` (None: at the end), and return it; raise RuleError if it is no rule.
+
+        An invalid name or setting, and the name of another rule, raise a RuleError, too.
+        """
         return self._put(rule, [*self.now], len(self) if index is None else _place(index))
 
     def replace(self, which: int | str, rule: object) -> Rule:
-        """Replace a rule; raise RuleError if there is no such rule, or the new rule is not valid."""
+        """Replace a rule, and return the new one.
+
+        Raises: RuleError if there is no such rule, or the new rule is not valid.
+        """
         place = self.find(which)
         return self._put(rule, [*self.now[:place], *self.now[place + 1 :]], place)
 
@@ -207,9 +213,10 @@ class RuleFailures:
     def of(self, rule: Rule) -> dict[str, Any]:
         """Return a rule's failures in JSON's types; {} if it has not failed.
 
-        `failures` is how often it has failed, `on_error` what it then does with messages, and `last_error` and
-        `last_failed_at` describe the last failure. `errors` has each distinct error: its text, where it was raised, and
-        how often.
+        `failures` counts the messages on which the rule has failed, and its failed calls for other purposes. `on_error`
+        says what happens to such messages: "block" or "allow". `last_error` and `last_failed_at` are the text and the
+        time of the last failure. `errors` has each distinct error: its text, where it was raised, and how many failures
+        it caused.
         """
         record = self._records.get(id(rule))
         if record is None:
@@ -234,9 +241,9 @@ class RuleFailures:
 
 
 def _key(error: BaseException, text: str) -> tuple[str, str, str]:
-    """Return a key that equal errors have in common.
+    """Return a key that is the same for all errors of one type that the same line of code has raised.
 
-    An error without a traceback is our own, and its text is always the same.
+    An error without a traceback was made by this library. Its text is always the same, so the text is in the key.
     """
     trace = error.__traceback__
     if trace is None:

@@ -120,13 +120,15 @@ class Table(MutableMapping[Key, V], Generic[V]):
         self._journal = {}
 
     def end_layer(self, group: str, *, done: bool) -> bool:
-        """End the record that `begin_layer` began, and keep its changes as changes of `group`, which can be undone.
+        """End the record that `begin_layer` began, and keep the recorded changes as changes of `group`.
+
+        These changes can be undone.
 
         Return whether there are any changes.
 
         Args: `done` says that all verdicts on the batch are known. Then the changes are saved together with the
-        verdicts, because no later interceptor judges the batch again. Otherwise a later interceptor judges it anew, so
-        the changes are not saved.
+        verdicts, because no later interceptor judges the batch again. If some verdicts are missing, the changes are not
+        saved, because a later interceptor would judge the batch anew.
         """
         journal, self._journal = self._journal or {}, None
         opened: Layer = (group,)
@@ -179,10 +181,10 @@ class Table(MutableMapping[Key, V], Generic[V]):
             self._take_off(key, layer)
 
     def _make_final(self, key: Key, layers: dict[Layer, Change], of: list[Layer]) -> None:
-        """Make some of an entry's changes final, in the order of `of`, so that they cannot be undone.
+        """Make the changes that some groups made to an entry final, so that they cannot be undone any more.
 
-        Args: `layers` has the changes that can be undone, by layer: the changes that one group made. `of` names the
-        layers to make final.
+        Args: `layers` has the entry's final value and its changes, by layer; each group has layers of its own. `of`
+        names the layers whose changes become final, in this order.
         """
         for layer in of:
             layers[_BASE] = _joined(layers[_BASE], layers.pop(layer))
@@ -289,9 +291,9 @@ class Table(MutableMapping[Key, V], Generic[V]):
         return {_encode(key): _encode(value) for key, value in self._values.items()}
 
     def load(self, fields: Mapping[bytes, bytes], *, merge: bool = False) -> None:
-        """Load fields that `changes` has returned.
+        """Load fields that `changes` or `dump` has returned.
 
-        The loaded fields replace the current entries. With `merge` they are added to the current entries.
+        The loaded entries replace all current entries. With `merge`, current entries with other keys stay.
         """
         for each in (self._touched, self._unsaved, self._layers, self._laid):
             each.clear()
@@ -313,7 +315,11 @@ class Table(MutableMapping[Key, V], Generic[V]):
 
 
 def _change(before: list[Any], after: list[Any]) -> Change | None:
-    """Return how an entry was changed: the difference of two ints, or else the new value. None: it was not changed."""
+    """Return how an entry was changed, or None if it was not changed.
+
+    Return the difference if the new value is an int, and the earlier value is an int or there was no entry. Otherwise
+    return `after`. `before` and `after` have one item, the entry's value, or none if there is no entry.
+    """
     if after == before:
         return None
     return after[0] - sum(before) if after and all(type(value) is int for value in (*before, *after)) else after

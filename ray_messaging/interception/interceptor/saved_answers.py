@@ -25,7 +25,7 @@ _encode = msgspec.msgpack.Encoder().encode
 
 
 class RuleProgress(msgspec.Struct, array_like=True, frozen=True):
-    """The rules that a message has passed before the slow rule that it waits for, and their verdict on it."""
+    """The rules that a message has passed before the slow rule for which it waits, and their verdict on the message."""
 
     passed: tuple[str, ...]
     so_far: BatchVerdict
@@ -34,8 +34,8 @@ class RuleProgress(msgspec.Struct, array_like=True, frozen=True):
 class AnswerRecord(msgspec.Struct, array_like=True, frozen=True):
     """The interceptor's answer to a batch, as it is saved on the server.
 
-    `paused` has the messages that still wait for a slow rule, by their number, each with how far the rules have judged
-    it.
+    `paused` has, for each message that still waits for a slow rule, by the message's number, which rules have judged
+    the message already, and their verdict.
     """
 
     answer: bytes
@@ -73,7 +73,7 @@ _decode = msgspec.msgpack.Decoder(AnswerRecord).decode
 def key_of(batch: Batch) -> str:
     """Return the key of a batch's answer. If the batch is sent again, it has the same key.
 
-    In steps, the key contains the step and the number of the attempt at it.
+    In steps, the key contains the step and the number of the attempt at the step.
     """
     attempt = batch.attempt
     place = batch.epoch if attempt is None else f"{attempt.number}@{attempt.step}"
@@ -85,7 +85,10 @@ def _head(batch: Batch) -> str:
 
 
 def record(answer: bytes, deferred: Iterable[Deferred]) -> bytes:
-    """Return an answer as packed bytes, together with how far the rules have judged each message that still waits."""
+    """Return an answer as packed bytes.
+
+    For each message that still waits for a slow rule, the bytes also say which rules have judged the message already.
+    """
     return AnswerRecord(
         answer, {_number(each.message, 0): RuleProgress(each.passed, each.so_far) for each in deferred}
     ).pack()
@@ -96,7 +99,7 @@ def _number(batch: Batch, row: int) -> int:
 
 
 class SavedAnswers:
-    """The answers that senders may ask for again. All are kept here, and those that changed counts also on the server.
+    """The answers that senders may ask for again. All are in memory, and those that changed counts also on the server.
 
     If an answer is lost, or the interceptor dies, the sender asks again about the same batch, which must not be counted
     twice. So the last answer to each sender is kept. Every answer that has changed a count is kept for `keep_s`
@@ -116,9 +119,10 @@ class SavedAnswers:
         # For each sender: the key of its last batch, and the answer to that batch.
         self._last = OnceByCall[str, tuple[str, bytes]](most=_MAX_SENDERS, most_bytes=LIMIT_BYTES)
         self._counted = OnceByCall[str, bytes](most_bytes=LIMIT_BYTES, keep_s=keep_s, held=self._is_needed)
-        # The keys of batches whose messages were counted. A batch is found by its key without the number of rows.
+        # The keys of batches whose messages were counted, by the same keys without the number of rows at their end.
         self._batches: dict[str, str] = {}
-        self._read: tuple[bytes, dict[int, RuleProgress]] = b"", {}  # the record that was read last
+        # The packed record that was read last, and its field `paused`.
+        self._read: tuple[bytes, dict[int, RuleProgress]] = b"", {}
         self._saving: dict[str, asyncio.Task[bytes]] = {}
         writer.all_answers = self._all
 
@@ -133,9 +137,10 @@ class SavedAnswers:
     # -- answers for senders that ask again -----------------------------------------------------------------------
 
     def get(self, sender: str, key: str) -> bytes | Awaitable[bytes] | None:
-        """Return the answer to a sender's batch, or None if it is not known.
+        """Return the answer to a sender's batch, or None if no answer is kept.
 
-        If the answer is not saved yet, return an awaitable for it.
+        If the answer is just being saved, or could not be saved before, return an awaitable, which gives the answer
+        once it is saved.
         """
         last = self._last.get(sender)
         if last is not None and last[0] == key:
@@ -170,9 +175,9 @@ class SavedAnswers:
         return None if found is None or found.deferred else found
 
     def progress(self, message: Batch, row: int) -> RuleProgress | None:
-        """Return how far the rules have judged a message that waits for a slow rule.
+        """Return which rules have judged a message that waits for a slow rule, and their verdict.
 
-        None: no rule has counted the message, so nothing was saved.
+        Return None if nothing was saved about the message, because no rule has counted it.
         """
         number = _number(message, row)
         single = self._paused(message.message_id(row)).get(number)
@@ -220,18 +225,21 @@ class SavedAnswers:
         return answer
 
     def attach(self, records: Mapping[str, bytes]) -> None:
-        """Save these records with the next write. A record has the answer to a batch or to a single message.
+        """Save records of answers with the next write to the server, and keep them in memory.
 
-        They are about messages that were counted, or that wait for slow rules. `records` maps the key of each batch or
-        message to its record.
+        Args: `records` maps the key of a batch, or of a single message, to its packed `AnswerRecord`. The messages were
+        counted, or wait for slow rules.
         """
         self._writer.attach(records)
         self.hold(records)
 
     def hold(self, records: Mapping[str, bytes]) -> None:
-        """Keep the saved form of answers in memory. `records` maps the keys of their batches or messages to it.
+        """Keep records of answers in memory.
 
-        Expired answers are dropped: here at once, and on the server with the next write.
+        If older answers have expired, or exceed the limit, they are dropped: here at once, and on the server with the
+        next write.
+
+        Args: `records` maps the key of a batch, or of a single message, to its packed `AnswerRecord`.
         """
         for key, data in records.items():
             self._note_batch(key)

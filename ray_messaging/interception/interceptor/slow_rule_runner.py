@@ -97,7 +97,11 @@ class SlowRuleRunner:
     # -- starting -------------------------------------------------------------------------------------------------
 
     def begin(self, deferred: Deferred) -> None:
-        """Judge a message from the slow rule that it has reached, or from the progress that was saved for it."""
+        """Go on judging a message that waits for a slow rule, unless it is being judged or was judged.
+
+        If an earlier interceptor has saved which rules the message has passed, go on after these rules. Otherwise go on
+        with the slow rule.
+        """
         message = deferred.message
         key = message.message_id(0)
         if self.knows(key):
@@ -115,9 +119,9 @@ class SlowRuleRunner:
             self.start(Judging(key, message, so_far, rules, sections, passed=passed, asked=next(sections)))
 
     def _sections(self, deferred: Deferred) -> Sections:
-        """Let a message's slow rule judge it, then apply the rules after it.
+        """Let the slow rule for which a message waits judge the message, then apply the rules after this rule.
 
-        Yield each slow rule with the messages it must judge; the caller sends the rule's verdicts back.
+        Yield each slow rule with the messages it must judge. The caller sends the rule's verdicts into the generator.
         """
         message, so_far, (rule, *then), _ = deferred
         assert isinstance(rule, SlowRule)
@@ -156,8 +160,8 @@ class SlowRuleRunner:
     async def _run(self, judging: Judging) -> bytes:
         """Let the remaining rules judge messages, and save the verdicts; return the encoded answer to the sender.
 
-        A single message outside of steps gets b"", because its sender reads the verdict later. If the verdicts cannot
-        be saved, the answer says that all rows still wait, so that the sender asks again.
+        For a single message outside of steps return b"", because `wait` returns the verdict to the sender. If the
+        verdicts cannot be saved, the answer says that all rows still wait, so that the sender asks again.
         """
         try:
             while judging.asked is not None:
@@ -246,7 +250,7 @@ class SlowRuleRunner:
     # -- resuming messages that an earlier interceptor deferred -----------------------------------------------------
 
     def _resume(self, batch: Batch) -> None:
-        """Continue to judge each message or broadcast of a batch, after the rules that have already judged it.
+        """Continue to judge each message or broadcast of a batch, with the rules that have not judged it yet.
 
         Messages that have passed the same rules are judged together.
         """
@@ -306,7 +310,7 @@ class SlowRuleRunner:
     # -- answering ------------------------------------------------------------------------------------------------
 
     def unknown(self, batch: Batch) -> list[int]:
-        """Return the rows whose messages were not judged, and are not being judged."""
+        """Return the rows whose messages are neither judged nor being judged."""
         keys = map(batch.message_id, range(len(batch)))
         return [row for row, key in enumerate(keys) if not self.knows(key)]
 
@@ -342,7 +346,7 @@ class SlowRuleRunner:
     # -- removing rules -------------------------------------------------------------------------------------------
 
     async def done_with(self, rule: Rule) -> None:
-        """Wait until the rule is no longer needed by any of the messages that wait now."""
+        """Wait until no message that is being judged now needs a rule any more."""
         all_of = self.running.values()
         running = [judging.done for judging in all_of if any(other is rule for other in judging.rules)]
         if running:

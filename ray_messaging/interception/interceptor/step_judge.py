@@ -22,7 +22,7 @@ _encode = msgspec.msgpack.Encoder().encode
 
 
 class AddedMessage(NamedTuple):
-    """A message that a rule adds to a step, after it was checked. `line` is its payload as one line of JSON."""
+    """A valid message that a rule adds to a step. `line` is the message's payload as one line of JSON."""
 
     rule: str
     from_id: AgentId | None
@@ -32,17 +32,17 @@ class AddedMessage(NamedTuple):
     line: bytes
 
 
-# The state of the rules after a step: their tables, and how many messages of each sender they have blocked.
+# Decodes the state of the rules after a step: their tables, and how many messages of each sender they have blocked.
 _decode = msgspec.msgpack.Decoder(tuple[Tables, list[tuple[AgentId | None, int]]]).decode
 
 
 class RuleReviewer:
     """The rules of an interceptor that act at the end of each step.
 
-    When all groups have ended a step, the rules' verdicts on it, and their state after it, are saved in one write with
-    the end of the step. So if the interceptor dies before, nothing of them is left. What must happen between two steps
-    is done after the end of a step and before any message of the next step is judged. Batches of the next step wait for
-    it. If a step is judged again, the rules that judge whole steps begin with their state from before the step.
+    When all groups have closed a step, rules that judge whole steps judge it. One write to the server saves their
+    verdicts, their state, and the end of the step. If the interceptor dies before this write, its successor judges the
+    step again, with the state that these rules had before the step. After the write, the rules that judge single
+    messages begin a new round. Only then are batches of the next step judged.
 
     Args: `horizon` is how many steps ahead a message may be sent.
     """
@@ -54,7 +54,7 @@ class RuleReviewer:
         self._violations: Mapping[AgentId | None, int] = {}
         self.asking: StepRule | None = None  # the rule that is being asked now
         self._horizon = horizon
-        # By the id() of a rule: the rule, and its state when it was inserted.
+        # By the id() of a rule: the rule, and its state before it judged its first step.
         self._first: dict[int, tuple[StepRule, Fields]] = {}
 
     def _rules(self) -> tuple[StepRule, ...]:
@@ -98,9 +98,10 @@ class RuleReviewer:
         return bool(self._rules())
 
     async def review(self, number: int, batch: Batch) -> tuple[BatchVerdict, list[AddedMessage]]:
-        """Return the rules' verdicts on a step, and the messages that they add. Then begin a new round for these rules.
+        """Let the rules that judge whole steps judge a step, and begin a new round for them.
 
-        If a rule fails, it blocks the whole step, unless its `on_error` is "allow".
+        Return their verdicts, and the messages that they add to the step. If a rule fails, all messages of the step are
+        blocked, unless the rule's `on_error` is "allow".
         """
         pipeline = RulePipeline(batch, self._interceptor.exp_id, self._interceptor.watch)
         added: list[AddedMessage] = []
@@ -113,7 +114,10 @@ class RuleReviewer:
         return pipeline.verdict, added
 
     async def _ask(self, rule: StepRule, number: int, batch: Batch) -> tuple[Mapping[int, Verdict], list[AddedMessage]]:
-        """Return a rule's verdicts by row, and the messages that it adds. If it fails, its verdict is for all rows."""
+        """Return a rule's verdicts by row, and the messages that it adds.
+
+        If the rule fails, all rows get the same verdict: they are blocked, or pass if `on_error` is "allow".
+        """
         self.asking = rule
         try:
             found = await self._interceptor.calls.run(
@@ -155,16 +159,17 @@ class RuleReviewer:
     def dump(self, violations: Mapping[AgentId | None, int]) -> bytes | None:
         """Return the state of the rules after a step that they have judged, encoded, or None if they have no state.
 
-        Args: `violations` has the number of blocked messages of each sender so far; it is part of the state.
+        Args: `violations` says how many messages of each sender these rules have blocked in this step. It is a part of
+        the encoded state.
         """
         self._violations = violations
         tables = {rule.name: (rule.admission, rule.state.dump()) for rule in self._rules() if rule.state is not None}
         return _encode((tables, list(violations.items()))) if tables or violations else None
 
     def _load(self, tables: Tables) -> None:
-        """Give the rules the state that `dump` has saved.
+        """Give each rule that judges whole steps its table from `tables`, which `dump` has saved.
 
-        A rule that was inserted after the save begins with the state that it had at its insertion.
+        A rule that was inserted later, and so has no table there, goes back to its state before its first step.
         """
         self._first = {id(rule): self._first[id(rule)] for rule in self._rules() if id(rule) in self._first}
         for rule in self._rules():
@@ -175,5 +180,5 @@ class RuleReviewer:
                 rule.restored()
 
     def _note_first(self, rule: StepRule) -> Fields:
-        """Return the state of a rule before its first judgement of a step, so that the step can be judged again."""
+        """Return the state that a rule had before it judged its first step. The first call records this state."""
         return self._first.setdefault(id(rule), (rule, {} if rule.state is None else rule.state.dump()))[1]

@@ -81,18 +81,18 @@ class RunningRule:
     def take_back(self) -> None:
         """End an interrupt that came too late, when the rule had already ended.
 
-        The interrupt is raised here and caught. If it were cancelled instead, Python would look for it for ever, which
-        slows all functions of the process, and in Python 3.11 hangs a profiler.
+        The interrupt is raised here and caught. If it were cancelled instead, Python would go on checking for an
+        interrupt for ever. This slows all functions of the process, and in Python 3.11 hangs a profiler.
         """
         while self.struck:
             try:
                 with self._lock:
                     self.struck = False
-                    _interrupt(threading.get_ident(), id(Stuck))  # it replaces one that has not been raised yet
-                    while True:  # until Python raises it
+                    _interrupt(threading.get_ident(), id(Stuck))  # replaces an interrupt that has not been raised yet
+                    while True:  # until Python raises the interrupt
                         pass
             except Stuck:
-                continue  # it may have been raised before `struck` was cleared
+                continue  # the interrupt may have come before `struck` was cleared
 
     def strike(self, thread: int, calls: int) -> None:
         """Interrupt the rule that runs in another thread, if it is still in the call with the number `calls`."""
@@ -108,7 +108,10 @@ class RunningRule:
 
 @coroutine
 def watched(watch: RunningRule, rule: Rule, begin: Callable[[], Awaitable[T]]) -> Generator[Any, Any, T]:
-    """Await what a rule's function returns, and let the watchdog know that `rule` runs whenever its code does."""
+    """Call a rule's async function `begin`, and return what its coroutine returns.
+
+    Whenever code of the coroutine runs, `rule` is the running rule in `watch`, so that the watchdog can interrupt it.
+    """
     steps = watch.run(rule, lambda: _awaited(begin()))
     step: Callable[[], Any] = partial(next, steps)
     while True:
@@ -140,9 +143,10 @@ class RuleCalls:
         self.abandoned_at = 0.0  # the loop time at which a call was last abandoned
 
     async def run(self, rule: Rule, call: Callable[[], Awaitable[T]], limit_s: float, result: str) -> T | BaseException:
-        """Return the result of a call, or raise its error.
+        """Return the result of a call, or the error that the call has raised.
 
-        If the call takes longer than `limit_s`, the error is a TimeoutError that names the missing `result`.
+        If the call takes longer than `limit_s`, cancel it, and return a TimeoutError whose text names the missing
+        `result`, such as "verdict". Return a TimeoutError, too, if too many cancelled calls of the rule still run.
         """
         if self.abandoned and sum(other is rule for other in self.abandoned.values()) >= _MAX_ABANDONED:
             return TimeoutError(

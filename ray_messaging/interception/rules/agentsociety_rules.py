@@ -40,9 +40,9 @@ class Block(SlowRule):
     - `black_set`: the interceptor's own black list, so the block changes it when it adds or discards a pair.
 
     A block is called for one message at a time, in the order of sending, because such classes often count messages. So
-    the time of one call delays all messages that wait for the block. Messages from the user or to the user pass without
-    a call, because AgentSociety judges only messages between agents. In a pair of the black set, None stands for all
-    agents.
+    the time of one call delays all messages that wait for the block. AgentSociety judges only messages from one agent
+    to another one. So all other messages pass without a call: those from the user, to the user or to a plain channel,
+    and broadcasts. In a pair of the black set, None stands for all agents.
 
     A block's own attributes are lost if the interceptor's process dies.
 
@@ -87,7 +87,7 @@ class Block(SlowRule):
         self._calls = ModeratorCalls(1, self.timeout_s)
 
     def at_once(self, message: Message) -> Verdict | None:
-        """Return ALLOW for a message from the user or to the user, and None for other messages."""
+        """Return ALLOW unless the message goes from one agent to another one, which the block must judge: then None."""
         return ALLOW if message.from_id is None or message.to_id is None else None
 
     async def judge(self, message: Message) -> Verdict:
@@ -114,7 +114,7 @@ class Block(SlowRule):
         return [1] * len(senders)
 
     async def close(self) -> None:
-        """Wait for a cancelled call to end, but only for a moment."""
+        """Wait up to a second for a cancelled call to end."""
         await self._calls.close()
 
     def describe(self) -> dict[str, Any]:
@@ -237,15 +237,15 @@ class BlackSet(MutableSet[Pair]):
         return set(self)
 
     def union(self, *others: Iterable[Pair]) -> set[Pair]:
-        """Return a plain set of these pairs and all pairs of the `others`."""
+        """Return a plain set of the pairs that are in this set or in one of the `others`."""
         return self.copy().union(*others)
 
     def difference(self, *others: Iterable[Pair]) -> set[Pair]:
-        """Return a plain set of those of these pairs that are in none of the `others`."""
+        """Return a plain set of the pairs that are in this set, but in none of the `others`."""
         return self.copy().difference(*others)
 
     def intersection(self, *others: Iterable[Pair]) -> set[Pair]:
-        """Return a plain set of those of these pairs that are in all of the `others`, too."""
+        """Return a plain set of the pairs that are in this set and in all of the `others`."""
         return self.copy().intersection(*others)
 
     def __reduce__(self) -> tuple[Any, ...]:

@@ -20,7 +20,8 @@ Int64 = Annotated[int, msgspec.Meta(ge=INT64_MIN, le=INT64_MAX)]
 class AllowGraphSnapshot(msgspec.Struct, array_like=True, frozen=True, tag="allow_graph"):
     """The data of an AllowGraph: its edges, its networks, and the receivers to whom everybody may write.
 
-    `memberships` has a pair for each member of a network: the agent, and the network's number.
+    `memberships` is for networks that were given as lists of ids. It has a pair for each member: the agent, and the
+    network's number.
     """
 
     name: str
@@ -93,7 +94,10 @@ class AllowGraph(Rule):
 
     @property
     def size(self) -> int:
-        """Return the number of the rule's edges plus the number of members of its networks."""
+        """Return how many entries a snapshot of the rule has.
+
+        They are its edges, the members of networks that were given as lists of ids, and the members of public networks.
+        """
         return len(self._edges) + len(self._memberships) + len(self._open)
 
     def _join(self, joined: AllowGraphSnapshot) -> None:
@@ -138,7 +142,7 @@ class AllowGraph(Rule):
         return allowed
 
     def _allows(self, from_id: AgentId | None, to_id: AgentId | None) -> bool:
-        """Return whether one agent may write to another. As sender None is the user, as recipient a plain channel."""
+        """Return whether a sender (None: the user) may write to a receiver (None: a plain channel)."""
         if to_id is None:
             return self.channels and (self.user or from_id is not None)
         if to_id in self._open:
@@ -172,9 +176,10 @@ def _check_public(networks: Mapping[str, object] | None, public: Iterable[str], 
 
 
 def _layers(networks_of: Mapping[AgentId, list[int]]) -> list[tuple[NDArray[np.int64], NDArray[np.int64]]]:
-    """Return arrays by which the networks of many agents are looked up at once.
+    """Return arrays by which the networks of many agents with int ids are looked up at once.
 
-    Item k of the list has the sorted members of more than k networks, and each member's k-th network.
+    Item k of the list is for the agents that are members of more than k networks. It has the ids of these agents,
+    ascending, and for each agent the number of its network k, counted from 0.
     """
     ints = sorted((member, numbers) for member, numbers in networks_of.items() if isinstance(member, int))
     layers: list[tuple[NDArray[np.int64], NDArray[np.int64]]] = []

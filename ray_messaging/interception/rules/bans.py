@@ -208,7 +208,7 @@ class Ban(Rule):
         return ALLOW if self.inner.on_error == "allow" else verdict
 
     def _mirror(self) -> None:
-        """Copy the changed state of the rule `check` into this rule's state, the only one that is saved."""
+        """Copy what has changed in the state of the rule `check` into this rule's state, because only that is saved."""
         changes = None if self.inner.state is None else self.inner.state.changes()
         if changes is None:
             return
@@ -226,7 +226,7 @@ class Ban(Rule):
         return self.inner.counts_blocked
 
     def room(self, senders: Sequence[AgentId | None]) -> Sequence[int]:
-        """Return, for each sender, how many of its messages must be blocked before this may change a later verdict."""
+        """Return, for each sender, after how many more blocked messages `check` may judge the sender differently."""
         with self._in_context():
             return self.inner.room(senders)
 
@@ -296,10 +296,9 @@ class EdgeBan(Ban):
         super().__init__(check, after, name)
 
     def pair_check(self) -> PairCheck | None:
-        """Return a check that bars the banned pairs of sender and hearer, or None.
+        """Return a check that blocks broadcasts to those hearers to whom the sender may not write any more.
 
-        Without it, a broadcast that the rule judges as one message would still reach hearers that the sender may not
-        write to. None: the rule judges each pair of a broadcast, and needs no such check.
+        Return None if the rule judges each pair of sender and hearer by itself, so that it needs no such check.
         """
         if self.judges_broadcasts == "pair":
             return None

@@ -36,9 +36,9 @@ class RowsById(NamedTuple):
     counts: NDArray[np.intp]
 
     def beyond(self, allowed: NDArray[np.intp]) -> NDArray[np.intp]:
-        """Return the rows, ascending, that exceed the number of rows that their id may have.
+        """Return, ascending, the numbers of all rows except the first `allowed` rows of each id.
 
-        `allowed` (k,) has this number for each id.
+        `allowed` (k,) has a number of rows for each id.
         """
         over = allowed < self.counts
         if not over.any():
@@ -73,8 +73,8 @@ class RateLimit(Rule):
 
     Per second, each agent has a token bucket. It fills with `per_second` tokens a second and holds one second's tokens,
     but at least one token. A message takes one token. So after a pause an agent may send `per_second` messages at once.
-    The clock is the interceptor's. Buckets are not kept in `state`: they fill in a second, and mean nothing by the
-    clock of another process. Per round, each agent's count is kept in `state` until `new_round`.
+    Buckets are not kept in `state`, so they are full after a restart of the interceptor. Per round, each agent's count
+    is kept in `state` until `new_round`.
 
     A message that this rule blocks takes no token. A message that passes this rule takes one, even if a later rule
     blocks it. So put this rule last to count only messages that pass all rules. The user is not limited. A broadcast is
@@ -148,7 +148,7 @@ class RateLimit(Rule):
         return np.maximum(self.per_round - sent, 0)
 
     def _tokens(self, senders: RowsById) -> tuple[NDArray[np.float64], NDArray[np.intp]]:
-        """Return, for each sender, the time at which its bucket was empty, and how many whole tokens it has now."""
+        """Return, for each sender, the time at which its bucket was last empty, and its number of whole tokens now."""
         if self.per_second is None:
             return np.zeros(0), np.full(len(senders.keys), np.iinfo(np.intp).max - 1)
         now, fills_in = self._clock(), max(1.0, self.per_second) / self.per_second
@@ -274,9 +274,10 @@ class RoundQuota(Rule):
         return count - before
 
     def _strangers(self, batch: Batch, quota: int, silenced: Mapping[int, str]) -> dict[int, str]:
-        """Record new contacts; return, by row, why a row's contact exceeds the quota.
+        """Record the agents to whom a sender writes for the first time in the round, up to `quota` agents.
 
-        Rows in `silenced` are blocked for another reason, and are left out.
+        Return, by row, the reason for each message to a further agent. Rows in `silenced` are blocked for another
+        reason, so they are ignored.
         """
         found: dict[int, str] = {}
         known, met = self.state.keys(), self._met

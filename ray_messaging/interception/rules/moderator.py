@@ -47,9 +47,10 @@ class ModeratorCalls:
         self._calls = RuleCalls()
 
     async def run(self, rule: Rule, call: Callable[[], Awaitable[T]]) -> T:
-        """Return the result of a rule's call.
+        """Make a call of a rule, and return its result.
 
-        When a call ends, its caller first goes on up to its next `await`. Then the next call begins.
+        If `concurrency` calls are running, wait until one of them has ended. When a call ends, the code that waits for
+        its result goes on first, up to its next `await`. Then the next call begins.
 
         Raises: the call's own error; TimeoutError if the call takes too long, or if too many abandoned calls still run.
         """
@@ -80,7 +81,7 @@ class ModeratorCalls:
         return ModeratorCalls, (self.concurrency, self.timeout_s)  # the copy has no running calls
 
     async def close(self) -> None:
-        """Wait for cancelled calls to end, but only for a moment."""
+        """Wait up to a second for cancelled calls to end."""
         await self._calls.close(_GRACE_S)
 
 
@@ -171,7 +172,7 @@ class Moderator(SlowRule):
         return await self._shared(call)
 
     async def close(self) -> None:
-        """Cancel all running calls of the user's function, and wait until they have ended."""
+        """Cancel running calls whose verdicts would be cached. Wait up to a second for all cancelled calls to end."""
         for call in (running := list(self._work.running.values())):
             call.cancel()
         if running:
@@ -179,10 +180,13 @@ class Moderator(SlowRule):
         await self._work.calls.close()
 
     def stats(self) -> dict[str, int]:
-        """Return how many messages were asked about, cached, shared and failed, and how many are waiting.
+        """Return numbers of messages.
 
-        A cached message got the verdict of an earlier call. A shared message got the verdict of a call for another
-        message that was under way.
+        - `asked`: messages about which the callable was asked;
+        - `cached`: messages that got the cached verdict of an earlier call;
+        - `shared`: messages that got the verdict of a call that was under way for an equal message;
+        - `failed`: messages about which there was no valid answer;
+        - `waiting`: messages about which a call is waiting or running now.
         """
         work = self._work
         return {name: getattr(work, name) for name in ("asked", "cached", "shared", "failed", "waiting")}
@@ -267,7 +271,11 @@ class _Work:
 
 
 def as_verdict(answer: object) -> Verdict:
-    """Return a callable's answer as a verdict; raise TypeError if it is not a valid answer."""
+    """Return the verdict that a moderator's function means by its answer.
+
+    True passes the message, False or a text blocks it, and a `Verdict` is returned as it is. Raises TypeError for
+    anything else.
+    """
     if isinstance(answer, bool | np.bool_):
         return ALLOW if answer else block("the moderator refused it")
     if isinstance(answer, str) and answer:

@@ -215,7 +215,7 @@ def _content(reply: Any) -> str:  # noqa: ANN401 - any answer of an endpoint
 
 
 def check_url(url: object, rule: str) -> str | None:
-    """Return a given endpoint's address, which may be None. Raises RuleError if it is not an http(s) URL."""
+    """Return the address of an endpoint, or None if none was given. Raises RuleError if it is not an http(s) URL."""
     if url is None:
         return None
     if not is_http_address(url):  # the error does not quote the URL, which may contain a password
@@ -224,7 +224,7 @@ def check_url(url: object, rule: str) -> str | None:
 
 
 def check_key(key: object, rule: str) -> SecretStr | None:
-    """Return an API key as a secret, which prints no text, or None for None.
+    """Return an API key as a secret, whose repr does not show it, or None if no key was given.
 
     Raises: RuleError unless the key is a str without blanks.
     """
@@ -307,7 +307,10 @@ class OpenAIModerator(Moderator):
         )
 
     def stats(self) -> dict[str, int]:
-        """Return the counts of `Moderator.stats`, and requests (answered), prompt_tokens and completion_tokens."""
+        """Return the counts of `Moderator.stats`, and more counts of the model's answers.
+
+        These are `requests` (answered requests), `prompt_tokens` and `completion_tokens`.
+        """
         return {**super().stats(), **self._endpoint.usage}
 
     def describe(self) -> dict[str, Any]:
@@ -316,7 +319,7 @@ class OpenAIModerator(Moderator):
         return {**super().describe(), **settings, "retries": self._endpoint.retries}
 
     async def close(self) -> None:
-        """Cancel all calls, and close the connections."""
+        """End calls as `Moderator.close` does, then close the client's connections."""
         await super().close()
         await self._endpoint.close()
 
@@ -337,7 +340,7 @@ class OpenAIModerator(Moderator):
 def read_verdict(text: str) -> Verdict:
     """Return the verdict in a model's answer, which may have other text around it.
 
-    Raises: ValueError unless the answer has exactly one verdict.
+    Raises: ValueError if the answer is too long, or has no verdict, or verdicts that contradict each other.
     """
     answer = text.rpartition("</think>")[2].strip()  # some models write their reasoning first
     found = {bool(verdict["allow"]): verdict for verdict in _objects(answer[:_ANSWER_CHARS])}
@@ -350,7 +353,7 @@ def read_verdict(text: str) -> Verdict:
 
 
 def _objects(text: str) -> list[dict[str, Any]]:
-    """Return the JSON objects in a text that have a boolean "allow"."""
+    """Return the JSON objects in a text that have a boolean "allow"; [] if too many braces begin no JSON object."""
     decoder = json.JSONDecoder()
     found: list[dict[str, Any]] = []
     at, attempts = text.find("{"), 0

@@ -48,7 +48,7 @@ def _check_nesting(pair: object, rule: str) -> None:
 
 
 def check_pairs(pairs: object, rule: str) -> set[Pair]:
-    """Return the pairs, or the single pair, that a user gave.
+    """Return the pairs that a user gave, with valid ids, as a set. The user may give a single pair instead of a list.
 
     Raises: RuleError or InvalidAddress for an invalid pair.
     """
@@ -226,7 +226,7 @@ class Edges:
         return iter(self._edges)
 
     def content(self) -> tuple[NDArray[np.int64], NDArray[np.int64], set[Edge]]:
-        """Return the edges between int ids as two columns, in the same order for equal edges, and the other edges."""
+        """Return the edges between int ids as two columns, sources and targets, and then the other edges as a set."""
         others = {edge for edge in self._edges if not (isinstance(edge[0], int) and isinstance(edge[1], int))}
         return self._sources, self._targets, others
 
@@ -263,7 +263,10 @@ class PairTable:
         self._names = any(isinstance(end, str) for pair in listed for end in pair)
 
     def has(self, from_ids: IdColumn, to_ids: IdColumn) -> NDArray[np.bool_]:
-        """Return, for each of n pairs, whether the pair is listed."""
+        """Return, for each of n pairs of sender and receiver, whether it is listed, as it is or with None for an agent.
+
+        The result for a pair whose sender is the user is False.
+        """
         if self._all:
             found = np.ones(len(from_ids), np.bool_)
         else:

@@ -36,7 +36,7 @@ _HIDDEN = re.compile(
 )
 _UUID4 = re.compile(r"[0-9a-f]{12}4[0-9a-f]{3}[89ab][0-9a-f]{15}")
 _TIME = re.compile(r"[0-9]{4}(-[0-9]{2}){2} [0-9]{2}(:[0-9]{2}){2}")
-# The fields of a Msg other than its content. Each has a test whether the field has the form that a Msg gives it.
+# The fields of a Msg that are not searched, each with a test whether its value has the form that a Msg gives it.
 _OWN: dict[str, Callable[[Any], object]] = {
     "__module__": lambda _: True,
     "__name__": lambda _: True,
@@ -84,9 +84,10 @@ def decoded(line: bytes) -> Any:  # noqa: ANN401 - JSON of any shape
 
 
 def visible_parts(payload: Any) -> Any:  # noqa: ANN401 - JSON of any shape
-    """Return the fields of a payload that a reader sees.
+    """Return the parts of a payload that are searched.
 
-    The class, role, id and time of a Msg are left out, if they have the form that a Msg gives them.
+    From the dict of a Msg, the message class of AgentScope, the class, role, id and time are left out, if they have the
+    form that a Msg gives them. Any other payload is returned whole.
     """
     if not names_msg(payload):
         return payload

@@ -159,7 +159,7 @@ class Rule:
 
     @property
     def has_rounds(self) -> bool:
-        """Return whether `new_round` does anything. In an experiment with steps, each step is a round."""
+        """Return whether this rule resets counts in `new_round`. In an experiment with steps, each step is a round."""
         return type(self).new_round is not Rule.new_round
 
     def restored(self) -> None:
@@ -192,7 +192,8 @@ class SlowRule(Rule):
     async def judge(self, message: Message) -> Verdict:
         """Return the verdict on one message.
 
-        This is called once for each message. Calls for many messages may run at the same time.
+        Calls for many messages may run at the same time. A message is judged again if the process of the rule dies
+        before the verdict, or if the message's step runs again.
         """
         raise NotImplementedError(f"rule {self.name!r} judges nothing: define its method judge")
 

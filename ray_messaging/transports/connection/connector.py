@@ -37,9 +37,10 @@ class NearbyConnection(Connection):
 
 
 def discovery_of(config: RedisConfig, home: str) -> Sentinels | ClusterNodes | None:
-    """Return the servers that know which primary has the keys that begin with `home`; None for a fixed address.
+    """Return the servers that know which primary has the keys that begin with `home`.
 
-    These servers are asked before each connection, because the primary may have changed.
+    These servers are asked before each connection, because the primary may have changed. Return None if the config
+    gives the address of one server, and no Sentinels or cluster nodes.
     """
     if config.sentinels:
         return Sentinels(config)

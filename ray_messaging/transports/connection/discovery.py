@@ -70,7 +70,7 @@ async def replies_of(
 
     The connection is closed without waiting for the close, because a cancelled wait could leave it open.
 
-    Args: `options` are redis-py's.
+    Args: `options` are arguments for the connection class of redis-py.
     """
     host, port = address
     options = {**options, "host": host, "port": port, "retry": Retry(NoBackoff(), 0)}

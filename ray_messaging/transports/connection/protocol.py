@@ -136,7 +136,7 @@ class _Call(msgspec.Struct, eq=False):
 
 
 class TakenSocket(asyncio.Protocol):
-    """The socket of an open connection of redis-py, which from then on uses the protocol of this module."""
+    """The socket of an open connection of redis-py, over which this module sends and receives in place of redis-py."""
 
     def __init__(self, connection: AbstractConnection) -> None:
         self._loop = asyncio.get_running_loop()
