@@ -60,10 +60,11 @@ class GroupResult(NamedTuple):
     """The result of one group: its states before step `until`, and in `fates` the numbers of its messages by fate.
 
     `states` and `ids` are empty unless the call of `run` asked for them. With by="group" `ids` has the agents in the
-    order of the arrays. `unheard` maps a few addresses on which nobody listens to the number of messages to each. `calls` has the numbers of calls through `me.remember`, by where their results came from, and the number of
-    retries. `spent` says that the budget of calls was spent before step `until`. `sealed` is the last step of which
-    this group knows that all groups have committed it. `collected` has the encoded values that the group collected in
-    its last step, if the call asked for them (None: another process ran that step).
+    order of the arrays. `unheard` maps a few addresses on which nobody listens to the number of messages to each.
+    `calls` has the numbers of calls through `me.remember`, by where their results came from, and of retries. `spent`
+    says that the run ended before step `until` because the budget of calls was spent. `sealed` is the last step of
+    which this group knows that all groups have committed it. `collected` has the encoded values that the group
+    collected in its last step, if the call of `run` asked for them (None: another process ran that step).
     """
 
     states: dict[Any, Any]
