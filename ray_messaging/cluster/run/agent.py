@@ -101,7 +101,7 @@ class Agent:
 
     @property
     def step(self) -> int:
-        """Return the number of the step."""
+        """Return the number of the step in which the agent acts, or -1 in the function passed to `run` as `start`."""
         return self._society.number
 
     @property
@@ -297,8 +297,8 @@ class AgentLoop:
     """The agents of one group, and the model's function that runs for each of them in each step.
 
     With `only_active`, the function runs for an agent only if one of these is true: the agent has received a message, a
-    rule has blocked one of its messages, its state was set from outside, it asked to stay active, or the function has
-    never run for it.
+    rule has blocked one of its messages, the user has set its state, it asked to stay active, or the function has never
+    run for it.
 
     Args: `reached` says to which agents of the group the agents of other groups may send (None: no agent runs in a
     later step ahead of time). Without `stores_states`, states are checked, but not stored, so no step can run again.
@@ -479,8 +479,8 @@ class AgentLoop:
         Args: `called` selects the agents for which the model is called in `step`. `anew` says that the step runs again,
         or that the step before it ran in another process.
         """
-        # The earlier steps are committed, and their records have all calls that had ended by then. Only the other calls
-        # are still needed.
+        # The earlier steps are committed, and their records have all calls that had ended by then. Only calls that have
+        # ended later, or are under way, are kept.
         for earlier in [] if anew else [each for each in self._flights if each < step.number]:
             if not self._flights[earlier].forget_told():
                 del self._flights[earlier]
@@ -603,7 +603,7 @@ class AgentLoop:
         before: AgentSet | None = None,
         arrivals: Sequence[Arrival] = (),
     ) -> list[Agent]:
-        """Load the states of `agents` from the committed state of their group; return the agents without a state.
+        """Load the states of `agents` from the committed state of their group; return those that have none there.
 
         Args: `state` is the group's committed state (None: it has none), and `before` has the agents to which it
         belongs (None: the same as `agents`). `arrivals` has the agents that have come from other groups, with the
@@ -731,7 +731,7 @@ class AgentLoop:
         return encoded
 
     def _check_state(self, agent: Agent, function: str) -> None:
-        """Raise StepFailed, which names `function` as the one that made the state, if it cannot be stored."""
+        """Raise StepFailed if an agent's state cannot be stored; the error says that `function` made the state."""
         if not isinstance(agent.state, dict):
             what = "me.state must be" if function == "the model" else f"{function} must return"
             raise self._failed(agent, TypeError(f"{what} a dict, not {type(agent.state).__name__}"), function)

@@ -118,10 +118,10 @@ def _each(function: Callable[[Any], Any], agents: Sequence["Agent"], failed: Fai
 
 
 def _columns(function: Callable[[Any], Any], agents: Sequence["Agent"], failed: Failed) -> dict[str, Values]:
-    """Call a function for each agent; return, as columns, the dicts that it has returned.
+    """Call a function, which returns a dict, for each agent; return, for each key, the values of all agents.
 
     Raises: UnfitValue unless all dicts have the keys of the first one; the error that `failed` builds if the function
-    raises.
+    raises an exception.
     """
     names: list[str] = []
     parts: list[Sequence[Values]] = []  # for each block of up to _ROWS agents, its columns

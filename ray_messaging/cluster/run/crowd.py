@@ -180,8 +180,8 @@ class CrowdSociety:
     ) -> None:
         """Load a group's committed state.
 
-        Args: `before` has the agents to which the state belongs (None: the same as `agents`), `arrivals` the agents
-        that have come from other groups, with these groups' states.
+        Args: `agents` are the group's agents now. `before` has the agents to which `state` belongs (None: the same as
+        `agents`). `arrivals` has the agents that have come from other groups, with the states of those groups.
         """
         ids = agents.column.to_numpy()
         others = among(agents.agents, {kind: found for kind, found in self._kinds.items() if kind != self._kind})

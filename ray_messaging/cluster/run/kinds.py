@@ -58,9 +58,9 @@ def as_one(given: Any, arguments: int) -> Any:  # noqa: ANN401 - a function, a d
 
 
 def functions_in(name: str, given: Any) -> Iterator[tuple[str, Any]]:  # noqa: ANN401 - as a user has written it
-    """Yield (name for errors, function) for each function in the argument `given`.
+    """Yield (name for errors, function) for each function in the argument `given` of the user.
 
-    The argument is one function, or a dict of functions by kind of agents. Its name, such as "model", is `name`.
+    `given` is one function, or a dict of functions by kind of agents. `name` is the argument's name, such as "model".
     """
     if isinstance(given, Mapping):
         yield from ((f"{name}[{kind!r}]", function) for kind, function in given.items())

@@ -201,7 +201,7 @@ def run(
 
 
 class _LogOrder(NamedTuple):
-    """What a run with a log needs for it: the plan of the log, the facts to record about the run, and its groups."""
+    """What is needed to begin a run's log: the log's plan, the facts to record about the run, and the run's groups."""
 
     plan: LogPlan
     facts: dict[str, Any]
@@ -209,14 +209,14 @@ class _LogOrder(NamedTuple):
 
 
 class Part(NamedTuple):
-    """The result of a run. `end` is an encoded `Beginning`, from which other runs can go on, or None if none will."""
+    """The result of a run. `end` is an encoded `Beginning`, from which other runs can go on (None: it was not kept)."""
 
     result: Result
     end: bytes | None = None
 
 
-# A function that decides when the steps of a run are run. Its argument is a function that runs the groups up to, and
-# without, a step. It returns the results of the groups, and the step before which the run was to end.
+# A `Pace` is a function that decides when the steps of a run are run. It gets another function, which runs all steps
+# before a given step. The `Pace` returns the results of the groups, and the step before which the run was to end.
 Pace = Callable[[Callable[..., Awaitable[Sequence[GroupResult]]]], Awaitable[tuple[Sequence[GroupResult], int]]]
 
 
@@ -244,10 +244,10 @@ def planned_part(
     """Check the arguments of a run; return an async function that runs the model as `run` does, and returns a `Part`.
 
     Args: `beginning` is an encoded `Beginning`, the state of an earlier run, from which this run goes on (None: it
-    begins with step 0). With `keep`, other runs can go on from the end of this run. `server` is used by this run alone,
-    which deletes what an earlier run left there (None: the run starts a server). `log` says where the run keeps a log
-    (None: nowhere); a run with a `beginning` cannot have one. `ahead` is the most steps by which agents may run ahead
-    of the current step. `pace` decides when the steps run (None: one after the other, without a pause).
+    begins with step 0). With `keep`, the `Part` has an `end`, from which other runs can go on. `server` is used by this
+    run alone, which deletes what an earlier run left there (None: the run starts a server). `log` says where the run
+    keeps a log (None: nowhere); a run with a `beginning` cannot have one. `ahead` is the most steps by which agents may
+    run ahead of the current step. `pace` decides when the steps run (None: one after the other, without a pause).
     Raises: the same errors as `run`; ConfigError if the groups are not those of the `beginning`.
     """
     check_run(model, options)
@@ -437,7 +437,7 @@ async def _in_memory(engine: Engine, settings: StepSettings, *, goes_on: bool) -
 async def _judge_and_log(
     stack: AsyncExitStack, ordered: _LogOrder | None, server: LocalServer, steps: Steps, rules: Sequence[Rule]
 ) -> "tuple[Interceptor, LogHost | None, int, Collection[str]]":
-    """Open what judges and logs the messages of a run. It is closed when `stack` is closed.
+    """Open the interceptor and the log of a run. Both are closed when `stack` is closed.
 
     If a run is resumed with another model or other inputs than before, lines on stderr say so.
 
@@ -536,10 +536,10 @@ def _later_digests(groups: int, ending: Ending, limits: Calls | None, settings: 
 
 
 async def _judged(store: "RedisSteps", last: range) -> tuple[dict[int, str], Mapping[str, int]]:
-    """Return the digests of the steps numbered `last`, by step, and how rules for whole steps changed numbers of fates.
+    """Return the digests of the steps numbered `last`, by step, and how rules for whole steps changed messages' fates.
 
-    These changes are a dict with, for each fate such as "delivered", how many more (or fewer, if negative) messages
-    have this fate because of such rules, over all steps up to the last one.
+    The second dict has, for each fate such as "delivered", how many more messages (or fewer, if negative) have this
+    fate because of such rules, over all steps up to the last one.
     """
     found = {
         step: {name: StepCounts.decode(left.counts) for name, left in (await store.closed_step(step)).items()}

@@ -51,7 +51,7 @@ class LoggedRun(NamedTuple):
 async def logged_run(
     plan: LogPlan, server: LocalServer, exp_id: str, steps: Steps, rules: Sequence[Rule], groups: Sequence[GroupPlan]
 ) -> AsyncIterator[LoggedRun]:
-    """Claim an experiment on a server, as `Messaging.start` does, and yield what applies its rules and writes its log.
+    """Claim an experiment on a server, as `Messaging.start` does; yield its interceptor and the writer of its log.
 
     Both are closed when the context ends.
 

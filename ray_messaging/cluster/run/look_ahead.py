@@ -125,7 +125,7 @@ class _Circle(NamedTuple):
 class _StepAhead:
     """A step that agents of a group run ahead of time.
 
-    For these agents, this object has the place of the `AgentLoop` and of the `Step`. It only notes what they send.
+    For these agents, this object stands in for the `AgentLoop` and for the `Step`. It only notes what they send.
     `unclear` has the places of those agents that did something whose effect on other agents is not known here, such as
     a broadcast.
     """
@@ -436,7 +436,7 @@ class LookAhead:
     def _differs(self, step: Step) -> bool:
         """Return whether an agent has fewer or more messages in a step than it read when it ran the step ahead of time.
 
-        If so, the senders of its messages are learned as agents that may send to it.
+        If so, note that the senders of these messages may send to the agent, although the graph may have no such edges.
         """
         counts = step.heard_counts
         places = [place for place, count in self._counts.get(step.number, {}).items() if counts[place] != count]
@@ -580,7 +580,7 @@ class LookAhead:
             return
         del self._tasks[place], self._running[place]
         if state is None or place in step.unclear or agent.id in step.moves:
-            self._next[place] = number + 1  # the agents that it may reach wait for the step itself
+            self._next[place] = number + 1  # agents to which it may send wait until the step itself has ended
         else:
             self._states[place], self._stopped[place] = state, agent.stopped
             self._active[place] = not self.society.only_active or place in step.staying

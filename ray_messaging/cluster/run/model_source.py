@@ -112,7 +112,7 @@ def values_used(model: object) -> dict[str, str | None]:
 
 
 def functions_among(values: Mapping[str, object]) -> dict[str, str | None]:
-    """Return, by name, digests of those of `values` that the user has written as functions, and of what they use."""
+    """Return, by name, digests of those `values` that are functions of the user's, and of what these functions use."""
     seen: set[int] = set()
     functions = [(name, value) for name, value in values.items() if _is_users(_without_cache(value))]
     return _digests(each for name, value in functions for each in _value(name, value, seen))

@@ -188,9 +188,9 @@ class EarlyEnd:
 class Opening:
     """A step that the interceptor opens for all groups of a run at once, so that the groups need not ask for it.
 
-    `call` is a call of the interceptor. It ends when all groups have committed the steps before `until`, or after a
-    short time. It is None when this has been reached, and also after an error. After an error, the groups ask for the
-    step themselves.
+    `call` is a call of the interceptor that ends when all groups have committed the steps before `until`, or after a
+    short time. It is None once all groups have committed these steps, and also after an error. After an error, the
+    groups ask for the step themselves.
     """
 
     def __init__(self, interceptor: Any, step: int, until: int, groups: list[str]) -> None:  # noqa: ANN401 - an actor

@@ -410,7 +410,7 @@ class RunActor:
         return await getattr(society.shared, method)(*args) if isinstance(society, AgentLoop) else None
 
     async def close(self) -> None:
-        """Wait until the calls that agents have begun through `me.remember` have ended, and then give up the mailbox.
+        """Wait until calls through `me.remember` that are under way have ended; then leave the mailbox.
 
         The mailbox stays on the server, for a run that is resumed.
         """
@@ -433,7 +433,7 @@ class RunActor:
         gc.collect()  # agents and their group refer to each other, so only the garbage collector frees them
 
     async def forget(self) -> None:
-        """Forget a run that has ended: free its agents without the garbage collector, and close its clients."""
+        """Forget a run that has ended: free its agents at once, and close the model's event loop and its clients."""
         if isinstance(self._society, AgentLoop):
             self._society.forget()
         await self._thread.close()

@@ -300,11 +300,11 @@ class _Remembered(msgspec.Struct):
 
 
 class _Flight:
-    """A call through `me.remember` that is under way or answered, and that a step shares with agents ahead of time.
+    """A call through `me.remember` that a step shares with agents that run in the step ahead of time.
 
-    These agents run in the step ahead of time. `answer` gets a tuple of where the result came from and the result, or
-    the error with which the call ended. `used` says that the step itself has asked for the call, and not only agents
-    ahead of time. `maker` makes the call.
+    The call is under way or answered. `answer` gets a tuple of where the result came from and the result, or the error
+    with which the call ended. `used` says that the step itself has asked for the call, and not only agents that run in
+    it ahead of time. `maker` makes the call.
     """
 
     __slots__ = ("answer", "call", "maker", "used")
@@ -343,12 +343,10 @@ class Flights:
         return [flight.call for flight in flights if flight.maker.early and not flight.answer.done()]
 
     def in_vain(self) -> tuple[list[CallRecord], list[CallRecord]]:
-        """Return records of calls through `me.remember` that were made ahead of time for a step, without a use for it.
+        """Return records of the calls through `me.remember` that were made ahead of time for this step, but in vain.
 
-        Call this when the step has ended.
-
-        The first list has the calls that were answered, but that the step itself did not ask for. The second list has
-        the calls that failed after they had used tokens.
+        Call this when the step has ended. The first list has the calls that were answered, but that the step itself did
+        not ask for. The second list has the calls that failed after they had used tokens.
         """
         ended = [flight for flight in self.by_key.values() if flight.answer.done()]
         made = [(flight.call, *flight.known) for flight in ended if not flight.used and flight.known is not None]
