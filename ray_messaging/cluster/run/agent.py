@@ -500,9 +500,9 @@ class AgentLoop:
             self._model_thread.soon(partial(self._look_ahead.end_after, last))
 
     def _unused(self, look: LookAhead) -> list[CallRecord]:
-        """Return records of the calls through `me.remember` that were made ahead of time, but that no step needed.
+        """Return records of the calls through `me.remember` that were made ahead of time in vain.
 
-        The calls were made for the step that ends now, or for an earlier one.
+        They were made for the step that ends now, or for an earlier one, which did not need them, or they have failed.
         """
         found = [flights.in_vain() for step, flights in self._flights.items() if step <= self.number]
         unused = [record for answered, _ in found for record in answered]

@@ -98,7 +98,8 @@ def plan_groups(
     """Return the groups of a run. Arguments and errors are those of `Messaging.run`.
 
     With `near`, neighbours in the graph come into the same group as far as possible, unless the user has given the
-    groups. Each group then also has `reached`, which says to which of its agents the agents of other groups may send.
+    groups. With `near` and a graph, each group has `reached`, which says to which of its agents the agents of other
+    groups may send.
 
     Args: `cpus` is the number of processors. If `groups` is None, there is one group for two processors.
     """
