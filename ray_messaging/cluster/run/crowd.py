@@ -233,8 +233,9 @@ def _checked(name: object, value: Any) -> NDArray[Any]:  # noqa: ANN401 - what a
 def _gathered(agents: AgentSet, parts: Sequence[tuple[AgentSet, dict[str, NDArray[Any]]]]) -> dict[str, NDArray[Any]]:
     """Return the arrays of a group after agents have moved: one row for each of `agents`.
 
+    Arrays of the group that do not have a row for each agent stay as they are.
+
     Args: each of `parts` has the agents and the arrays of one group before the move. The first one is the group itself.
-    Its arrays that do not have a row for each agent stay as they are.
 
     Raises: ConfigError if the rows of an array have different shapes, or types that no common type can hold.
     """

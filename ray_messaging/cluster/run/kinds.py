@@ -37,7 +37,10 @@ class ByKind:
 
 
 class AsyncByKind(ByKind):
-    """One async function that stands for several functions, async or plain, one for each kind of agents."""
+    """One async function that stands for several functions, async or plain, one for each kind of agents.
+
+    It takes an agent or a group as its first argument, and calls the function for that argument's `kind`.
+    """
 
     async def __call__(self, owner: Any, *others: Any) -> Any:  # noqa: ANN401 - as the functions
         """Call the function for the kind of `owner`, an agent or a group, and await the result if it is awaitable."""

@@ -102,8 +102,8 @@ def _rank(agent: AgentId) -> tuple[int, int, str]:
 class _ToldSent(NamedTuple):
     """What an agent of another group has sent in a step that it ran ahead of time.
 
-    `begun` is how often the agent's `group` had stopped its look-ahead, or begun it anew, when it told this. If it has
-    done so again since then, this may be wrong.
+    `begun` is how often the agent's `group` had stopped its look-ahead, or begun it anew, before it told what was
+    `sent`. If the group has done so again since then, `sent` may be wrong.
     """
 
     group: str
@@ -114,8 +114,8 @@ class _ToldSent(NamedTuple):
 class _Circle(NamedTuple):
     """Agents to which exactly the same agents may send, so that they can begin a step at the same time.
 
-    `hearers` has these agents, by their places in the look-ahead. `senders` is the number of the agents that may send
-    to them, where each agent is also a sender to itself.
+    `hearers` has these agents, by their numbers in the look-ahead. `senders` says how many agents may send to each of
+    them, where each agent also counts as its own sender.
     """
 
     senders: int
@@ -126,8 +126,8 @@ class _StepAhead:
     """A step that agents of a group run ahead of time.
 
     For these agents, this object stands in for the `AgentLoop` and for the `Step`. It only notes what they send.
-    `unclear` has the places of those agents that did something whose effect on other agents is not known here, such as
-    a broadcast.
+    `unclear` has the agents, by their numbers in the look-ahead, that did something whose effect on other agents is not
+    known here, such as a broadcast.
     """
 
     step = None  # so `Agent.blocked` is empty
@@ -309,8 +309,8 @@ class LookAhead:
     ) -> None:
         """Let agents run in later steps ahead of time, while the group itself runs `step`, and after that.
 
-        Args: `agents` are the group's agents. `called` selects the places of those for which the model is called in
-        `step`. `ahead` says which steps may run. `calls_of` makes the object that handles a step's calls through
+        Args: `agents` are the group's agents. `called` selects, by their indexes, those for which the model is called
+        in `step`. `ahead` says which steps may run. `calls_of` makes the object that handles a step's calls through
         `me.remember`. With `anew`, the step runs again, or the step before it ran in another process, so that what
         agents have done ahead of time is dropped.
         """
@@ -373,9 +373,9 @@ class LookAhead:
                 self._hear(agent, told, each.sent)
 
     def _senders_by_graph(self) -> list[set[int]]:
-        """Return, by the place of each of the group's agents, the places of the agents that may send to it.
+        """Return, for each of the group's agents, the agents that may send to it. Each agent is its own sender, too.
 
-        Each agent is also among those that may send to it.
+        Agents are given by their places, their numbers in this look-ahead.
         """
         place_of = self.places.place
         senders = [{place} for place in range(len(self.places))]
@@ -390,7 +390,10 @@ class LookAhead:
         return senders
 
     def _far_place(self, agent: AgentId) -> int:
-        """Return the place of an agent of another group; give the agent the next free place if it has none."""
+        """Return the place of an agent of another group: the number by which this look-ahead refers to the agent.
+
+        An agent without a place gets the next free one.
+        """
         found = self._far.get(agent)
         if found is None:
             found = self._far[agent] = len(self.places) + len(self._far)
@@ -595,11 +598,12 @@ class LookAhead:
         return found
 
     def _end(self, place: int, number: int, sent: Iterable[tuple[AgentId | None, int, _Sent]]) -> None:
-        """Note that the agent at `place` has ended the step `number` ahead of time, and what it has sent.
+        """Note that an agent has ended the step `number` ahead of time, and what it has sent.
 
         Agents that have waited only for this agent become ready for the next step.
 
-        Args: each item of `sent` is a recipient, the step of delivery, and the message.
+        Args: `place` is the agent's number in this look-ahead. Each item of `sent` is a recipient, the step of
+        delivery, and the message.
         """
         self._next[place] = following = number + 1
         far = self._deliver(place, sent)
@@ -624,7 +628,8 @@ class LookAhead:
 
         Return the messages to agents of other groups, or [] if the sender itself is in another group.
 
-        Args: `place` is the sender's place. Each item of `sent` is a recipient, the step of delivery, and the message.
+        Args: `place` is the sender's number in this look-ahead. Each item of `sent` is a recipient, the step of
+        delivery, and the message.
         """
         count, far = len(self.places), list[ToldMessage]()
         for to_id, deliver, message in sent:
@@ -680,10 +685,12 @@ class LookAhead:
             self._deliver(place, [each for each in messages if each[1] > self._number])
 
     def _learn(self, sender: int, hearer: int) -> None:
-        """Note that the agent at place `sender` may send to the one at `hearer`, although the graph has no such edge.
+        """Note that one agent may send to another, the hearer, although the graph may have no edge between them.
 
-        If the hearer is in this group, the next step begins the look-ahead anew with this edge. If it is in another
-        group, that group is told from now on which steps the sender has ended.
+        If the hearer is in this group, the next step begins the look-ahead anew with this edge, unless the edge was
+        known. If the hearer is in another group, that group is told from now on which steps the sender has ended.
+
+        Args: `sender` and `hearer` are the agents' numbers in this look-ahead.
         """
         if hearer >= len(self.places):
             self._tells.add(sender)
@@ -693,9 +700,11 @@ class LookAhead:
             self._wrong = True
 
     def _messages(self, place: int, number: int, sent: list[_Sent]) -> Messages:
-        """Return the inbox of the agent at `place` in the step `number`, which it runs ahead of time.
+        """Return the inbox of an agent in the step `number`, which it runs ahead of time.
 
         The inbox has the messages `sent`, in the order that they have in the step itself.
+
+        Args: `place` is the agent's number in this look-ahead.
         """
         if not sent:
             return Messages(self._exp_id, [])

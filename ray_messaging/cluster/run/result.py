@@ -70,7 +70,7 @@ class CallCounts(NamedTuple):
 
     @classmethod
     def together(cls, counts: Iterable[Self]) -> Self:
-        """Return the sums of several counts that have the same currency. `spent` is True if it is so in one of them."""
+        """Return the sums of counts that have the same currency. `spent` is True if it is True in one of the counts."""
         found, whole = [*counts], Counter[str]()
         for each in found:
             whole.update({name: value for name, value in each._asdict().items() if name not in ("spent", "currency")})
