@@ -1,4 +1,4 @@
-"""The class `Agent`, the argument `me` of a model's function, and the loop over a group's agents in one step."""
+"""The class `Agent`, whose objects a model's function gets as `me`, and the loop over a group's agents in a step."""
 
 import re
 from collections import Counter
@@ -61,12 +61,12 @@ R = TypeVar("R")
 
 _encode = msgspec.msgpack.Encoder().encode
 _parts_of = msgspec.msgpack.Decoder(list[msgspec.Raw]).decode
-_STATE = "me.state"  # the name, in errors, of a value that cannot be kept
+_STATE = "me.state"  # the name, in errors, of a state that cannot be stored
 _OURS = f"{Path(__file__).parents[2]}/"
 _LIBRARY = re.compile(r"/lib(64)?/python3|^<frozen |^[^/<]")  # `^[^/<]` matches compiled modules, such as numpy's
 _NO_ROW: tuple[Mapping[str, Any], Sequence[AgentId]] = ReadOnlyDict(), ()
-_LISTED, _NAMED = 50, 5  # `calls_now` returns so many agents, and for each of them the names of so many others
-START = -1  # the number of the step for the random numbers of the `start` function
+_LISTED, _NAMED = 50, 5  # the most agents that `calls_now` lists, and the most neighbours that it names for each agent
+START = -1  # what stands for the step's number while the `start` function runs, which is before the first step
 
 
 class Agent:
@@ -101,7 +101,7 @@ class Agent:
 
     @property
     def step(self) -> int:
-        """Return the number of the step."""
+        """Return the number of the step in which the agent acts, or -1 in the function passed to `run` as `start`."""
         return self._society.number
 
     @property
@@ -245,8 +245,9 @@ class Agent:
         with equal arguments are made only once, whichever agent makes them (see `by_content`).
 
         Raises: the errors of the function; ConfigError outside of an async model, or if there is a store and the
-        function or its arguments cannot be compared with those of other calls; InvalidPayload, which names the part,
-        for a result that cannot be stored exactly; PayloadTooLarge for a result above MessagingConfig.payload_bytes.
+        function or its arguments cannot be compared with those of other calls; InvalidPayload for a result that cannot
+        be stored exactly (the error names the part of the result); PayloadTooLarge for a result above
+        MessagingConfig.payload_bytes.
         """
         calls = self._society.calls
         if calls is None:
@@ -254,9 +255,10 @@ class Agent:
         return calls.call(self, function, args, kwargs)
 
     def move(self, to: str) -> None:
-        """Move the agent, with its state, to another group from the next step on. The last call in a step counts.
+        """Move the agent, with its state, to another group from the next step on.
 
-        If the group does not exist, the run ends with StepFailed.
+        If the agent calls this several times in a step, only the last call has an effect. If the group does not exist,
+        the run ends with StepFailed.
 
         Raises: ConfigError in the functions passed to `run` as `start` and `collect`; InvalidAddress for an invalid
         name.
@@ -279,7 +281,7 @@ class Agent:
 
 
 class StateChange(NamedTuple):
-    """A change of agents' states before a step: {agent: {key: value}}."""
+    """New values for the states of some agents, {agent: {key: value}}, which are set before the step `step` runs."""
 
     step: int
     states: Mapping[AgentId, Mapping[str, Any]]
@@ -295,12 +297,11 @@ class AgentLoop:
     """The agents of one group, and the model's function that runs for each of them in each step.
 
     With `only_active`, the function runs for an agent only if one of these is true: the agent has received a message, a
-    rule has blocked one of its messages, its state was set from outside, it asked to stay active, or the function has
-    never run for it.
+    rule has blocked one of its messages, the user has set its state, it asked to stay active, or the function has never
+    run for it.
 
-    Args: `reached` says to which agents of the group the agents of other groups may send (None: there is no graph, so
-    that no agent runs in a later step ahead of time). Without `stores_states`, states are examined, but the steps do
-    not get them, so that no step can run again.
+    Args: `reached` says to which agents of the group the agents of other groups may send (None: no agent runs in a
+    later step ahead of time). Without `stores_states`, states are checked, but not stored, so no step can run again.
     """
 
     def __init__(
@@ -321,11 +322,11 @@ class AgentLoop:
         stores_states: bool = True,
     ) -> None:
         self.step: Step | None = None
-        self.open_step: Step | None = None  # the step, while the model's function may send
-        self.number = START  # the number of the step
+        self.open_step: Step | None = None  # the step in which agents may send now (None: they may not send)
+        self.number = START  # the number of `step`, or START before the first step
         self.send: Callable[..., None] = self._refuse  # the function by which agents send in the step
-        self.sends: StepSends | None = None  # the messages of the step, while agents may send
-        # The last step that this process ran to its end. The states are those after this step.
+        self.sends: StepSends | None = None  # what agents have sent in the step (None: they may not send now)
+        # The number of the last step that this process ran to its end. The states are those after this step.
         self.last_step: int | None = None
         self.calls: RememberedCalls | None = None  # the calls through `me.remember` of the step
         self.change = NO_CHANGE
@@ -341,14 +342,17 @@ class AgentLoop:
         self.shared = shared
         self.rows = {} if rows is None else rows
         self._kinds = {} if kinds is None else kinds
-        self.moves: dict[AgentId, str] = {}  # by agent that moves after this step, the group to which it moves
+        # For agents that move to other groups after this step: {agent: the name of its new group}.
+        self.moves: dict[AgentId, str] = {}
+        # An agent's place is its index among the agents of the group.
         self.staying: set[int] = set()  # the places of the agents that asked to stay active
         self.stopping: set[int] = set()  # the places of the agents that stop after this step
         self.only_active = only_active
         self._stores_states = stores_states
         # With `only_active`: the places of the agents for which the model is called even without messages.
         self._active: list[int] = []
-        self._forms: list[msgspec.Raw] = []  # with `only_active`: the encoded states of all agents, or []
+        # With `only_active`: the encoded states of all agents; [] if all of them must be encoded again.
+        self._forms: list[msgspec.Raw] = []
         self._places = NO_PLACES
         self.group = group
         self._model = model
@@ -357,10 +361,11 @@ class AgentLoop:
         self._concurrency = concurrency
         self._timeout = timeout
         self._agents: list[Agent] = []
-        self._were_called: list[Agent] = []  # those for which the model was called in the last step, or all agents
+        # The agents for which the model was called in the last step. After states are loaded, all agents.
+        self._were_called: list[Agent] = []
         self._ids = b""
-        self.generators = StepGenerators(0, START, NO_PLACES)  # the step's random numbers, by the agents' places
-        # By an agent's place, its generator; by ~place, its generator for `step_rng`.
+        self.generators = StepGenerators(0, START, NO_PLACES)  # makes each agent's generator, by the agent's place
+        # The generators that agents have used in this step: {place: its `rng`, ~place: its `step_rng`}.
         self.drawn: dict[int, np.random.Generator] = {}
         self._stopped: list[int] = []  # the places of the agents that have stopped
         self._model_thread = thread or ModelThread()
@@ -371,15 +376,17 @@ class AgentLoop:
         self._is_async = is_async(model)
         if reached is not None and self._is_async:
             self._look_ahead = LookAhead(self, model, self._holder, concurrency, reached)
-        self._flights: dict[int, Flights] = {}  # by step, the calls that the look-ahead and the step share
+        # By step, the calls through `me.remember` that the step shares with agents that run in it ahead of time.
+        self._flights: dict[int, Flights] = {}
 
     async def run(self, step: Step, memory: CallMemory | None = None, ahead: Ahead | None = None) -> None:
-        """Run the model for all agents, in ascending order of their ids.
+        """Run a step: call the model for the agents, in ascending order of their ids, and encode their states.
 
-        Args: `memory` stores the results of calls through `me.remember`. `ahead` says how far agents may run ahead of
-        the open step (None: not at all).
-        Raises: StepFailed if a function raises an exception or does not end in time. Before that, calls through
-        `me.remember` that are under way get some time to end. StepAborted if a result could not be stored.
+        Args: `memory` stores the results of calls through `me.remember`. `ahead` says which later steps agents may run
+        ahead of time (None: none).
+        Raises: StepFailed if a function of the user raises an exception or does not end in time. Before that, calls
+        through `me.remember` that are under way get some time to end. StepAborted if a result of such a call could not
+        be stored.
         """
         await self._model_thread.pause()
         anew = step.number - 1 != self.last_step
@@ -404,7 +411,7 @@ class AgentLoop:
         here = self.seats and self.seats.intersection(agent.id for agent in agents)
         seated = self._seated if here else None
         model: Model = seated or self._model
-        # Seats come on top of the limit, so that people keep no other agents waiting.
+        # Agents for whom people act do not count in the limit, because people may take long to answer.
         concurrency = min(self._concurrency + len(here), len(agents))
         self._calls = StepCalls(
             model,
@@ -440,8 +447,8 @@ class AgentLoop:
     def _calls_for(self, memory: CallMemory, *, shared: bool, early: bool = False) -> RememberedCalls:
         """Return the object that makes a step's calls through `me.remember`. `memory` stores their results.
 
-        Args: with `shared` the look-ahead and the step share the calls. With `early` the result belongs to the
-        look-ahead.
+        Args: with `shared`, the step shares its calls with agents that run in it ahead of time. With `early`, the
+        returned object is for those agents, and otherwise for the step itself.
         """
         return RememberedCalls(
             memory,
@@ -467,12 +474,13 @@ class AgentLoop:
         *,
         anew: bool,
     ) -> None:
-        """From the beginning of a step on, let agents run in later steps ahead of time.
+        """Arrange that agents run in later steps ahead of time, from the moment at which `calls` begins the step.
 
-        Args: `called` and `anew` are as for `LookAhead.begin`.
+        Args: `called` selects the agents for which the model is called in `step`. `anew` says that the step runs again,
+        or that the step before it ran in another process.
         """
-        # The step before is committed. Only the calls that have ended since then, or are under way, are not in its
-        # records.
+        # The earlier steps are committed, and their records have all calls that had ended by then. Only calls that have
+        # ended later, or are under way, are kept.
         for earlier in [] if anew else [each for each in self._flights if each < step.number]:
             if not self._flights[earlier].forget_told():
                 del self._flights[earlier]
@@ -481,20 +489,20 @@ class AgentLoop:
         calls.stop = look.stop
 
     def hear(self, told: Told) -> None:
-        """Take note of what another group tells about its agents that run ahead of the open step."""
+        """Use what another group tells about its agents that run in later steps ahead of time."""
         if (look := self._look_ahead) is not None:
             look.news.append(told)
             self._model_thread.soon(look.take_news)
 
     def end_after(self, last: int) -> None:
-        """Let no agent run ahead of the open step into steps after `last`."""
+        """Let no agent run ahead of time in steps after `last`."""
         if self._look_ahead is not None:
             self._model_thread.soon(partial(self._look_ahead.end_after, last))
 
     def _unused(self, look: LookAhead) -> list[CallRecord]:
-        """Return the calls through `me.remember` that were made ahead of their step, and that the step did not need.
+        """Return records of the calls through `me.remember` that were made ahead of time in vain.
 
-        Their step is the one that ends now, or an earlier one.
+        They were made for the step that ends now, or for an earlier one, which did not need them, or they have failed.
         """
         found = [flights.in_vain() for step, flights in self._flights.items() if step <= self.number]
         unused = [record for answered, _ in found for record in answered]
@@ -511,7 +519,7 @@ class AgentLoop:
         self.seats, self._seated = seats, SeatedModel(self._model, seats, ask, tell)
 
     def calls_now(self) -> CallsNow:
-        """Return the calls through `me.remember` that are under way, also those of steps that run ahead.
+        """Return the calls through `me.remember` that are under way, also those of agents that run ahead of time.
 
         Other threads may call this.
         """
@@ -525,7 +533,7 @@ class AgentLoop:
         agents = []
         for (agent, step), calls in by_agent.items():
             waiting, began = sum(call.meter.waiting for call in calls), min(call.began for call in calls)
-            # Without a look-ahead, the next step begins only when this agent has ended, too.
+            # If no agent runs ahead of time, all agents wait for this one, and not only its neighbours.
             hearers = calls[0].agent.neighbours if self._flights else None
             hears, named = (None, ()) if hearers is None else (len(hearers), (*hearers[:_NAMED],))
             agents.append(AgentAtCalls(agent, step, len(calls), waiting, now - began, hears, named))
@@ -533,7 +541,7 @@ class AgentLoop:
         return CallsNow(sum(each.calls for each in agents), sum(each.waiting for each in agents), longest)
 
     def _change_states(self) -> None:
-        """Apply the changes of states that came from outside. The agents become active."""
+        """Set the values that the user has given for agents' states; the model is called for these agents."""
         for agent in self._agents:
             if agent.id in self.change.states:
                 try:
@@ -545,13 +553,13 @@ class AgentLoop:
         self._forms = []
 
     def _called(self, step: Step) -> NDArray[np.intp]:
-        """Return which of the group's agents the model is called for in this step, by their indexes in the group."""
+        """Return the agents for which the model is called in this step, by their indexes in the group."""
         called = step.heard_counts > 0 if self.only_active else np.ones(len(self._agents), np.bool_)
         called[self._active], called[step.blocked.places], called[self._stopped] = True, True, False
         return np.flatnonzero(called)
 
     async def end(self) -> None:
-        """End the step that runs.
+        """End the step that runs, if any, and let no agent run ahead of time any more.
 
         Return when the calls through `me.remember` that are under way have ended, or have exceeded their time limit.
         """
@@ -595,10 +603,11 @@ class AgentLoop:
         before: AgentSet | None = None,
         arrivals: Sequence[Arrival] = (),
     ) -> list[Agent]:
-        """Load a group's committed state; return the agents that have no state there.
+        """Load the states of `agents` from the committed state of their group; return those that have none there.
 
-        Args: `before` has the agents to which the state belongs (None: the same as `agents`). `arrivals` has the agents
-        that have come from other groups, with the states of those groups.
+        Args: `state` is the group's committed state (None: it has none), and `before` has the agents to which it
+        belongs (None: the same as `agents`). `arrivals` has the agents that have come from other groups, with the
+        states of those groups.
         """
         self._agents = self._were_called = [Agent(self, agent_id, place) for place, agent_id in enumerate(agents)]
         kind_of = {agent: kind for kind, agents_of in self._kinds.items() for agent in agents_of}
@@ -619,7 +628,11 @@ class AgentLoop:
         return [agent for agent in self._agents if agent.id not in known]
 
     def _kept(self, part: Arrival, count: int) -> dict[AgentId, tuple[dict[str, Any], bool, bool]]:
-        """Return the agents in a group's committed state, each with its state and two flags: stopped, and active."""
+        """Return the agents in a group's committed state as {agent: (its state, stopped, active)}.
+
+        `stopped` says that the agent has called `stop`, and `active` that the model is called for it even without
+        messages.
+        """
         if part.state is None:
             return {}
         ids, states, stopped, active = kept_parts(part.state, 4, part.group)
@@ -658,7 +671,10 @@ class AgentLoop:
         return ConfigError(f"agent {agent!r} cannot {what} {where}: do so in the model's function")
 
     def _keep_states(self, step: Step, called: Sequence[Agent]) -> None:
-        """Keep the agents' states after a step in which the model was called for the agents `called`."""
+        """Check the agents' states after a step, and set `step.state` to the encoded states if the run stores them.
+
+        Args: `called` are the agents for which the model was called in the step.
+        """
         if self.stopping:
             self._stopped, self.stopping = sorted({*self._stopped, *self.stopping}), set()
         if not self._stores_states:
@@ -668,10 +684,10 @@ class AgentLoop:
         self._active = sorted(self.staying)
 
     def _encoded(self, called: Sequence[Agent]) -> bytes:
-        """Return all states, encoded for the commit, and give the agents copies that are decoded from the result.
+        """Return the states of all agents, encoded for the commit, and replace states by decoded copies where needed.
 
         After that, as after a restart, a state shares no object with another agent or with the model. With
-        `only_active`, only the states of agents for which the model was called are encoded again.
+        `only_active`, only the states of the agents `called`, for which the model was called, are encoded again.
         """
         changed = called if self._forms else self._agents
         encoded = joined_lists(self._keep(changed), len(changed))
@@ -686,11 +702,12 @@ class AgentLoop:
         return _encode((self._ids, self._forms, self._stopped, sorted(self.staying)))
 
     def _keep(self, agents: Sequence[Agent], function: str = "the model") -> list[bytes]:
-        """Return the encoded states of agents, in blocks. If states may share objects, give the agents decoded copies.
+        """Return the encoded states of agents, in blocks of up to BLOCK agents.
 
-        If no states are stored, most blocks are b"".
+        If states of a block may share objects, its agents get decoded copies in place of their states. If the run does
+        not store states, a block is b"" unless its states must be copied.
 
-        Raises: StepFailed for a state that cannot be kept; the error says that `function` made the state.
+        Raises: StepFailed for a state that cannot be stored; the error says that `function` made the state.
         """
         firsts = range(0, len(agents) or 1, BLOCK)
         return [self._keep_block(agents[first : first + BLOCK], function) for first in firsts]
@@ -714,7 +731,7 @@ class AgentLoop:
         return encoded
 
     def _check_state(self, agent: Agent, function: str) -> None:
-        """Raise StepFailed for a state that cannot be kept."""
+        """Raise StepFailed if an agent's state cannot be stored; the error says that `function` made the state."""
         if not isinstance(agent.state, dict):
             what = "me.state must be" if function == "the model" else f"{function} must return"
             raise self._failed(agent, TypeError(f"{what} a dict, not {type(agent.state).__name__}"), function)
@@ -725,7 +742,7 @@ class AgentLoop:
 
     @property
     def _broken(self) -> MessagingError | None:
-        """Return the error of a call through `me.remember` because of which the step cannot be committed, or None."""
+        """Return the error of a call through `me.remember` that keeps the step from being committed, or None."""
         return None if self.calls is None else self.calls.memory.broken or self.calls.spent
 
     def _failed(self, agent: Agent, error: BaseException, function: str = "the model") -> MessagingError:
@@ -733,9 +750,9 @@ class AgentLoop:
 
 
 def kept_parts(state: bytes, count: int, group: str) -> Any:  # noqa: ANN401 - as msgpack has them
-    """Decode a group's committed state into its `count` parts.
+    """Decode a group's committed state, and return the list of its `count` parts.
 
-    Raises: ConfigError if another kind of model has written it.
+    Raises: ConfigError if there is another number of parts, because a run with another `by=` has written the state.
     """
     parts = decode_exactly(state)
     if not isinstance(parts, list) or len(parts) != count:
@@ -760,9 +777,9 @@ def check_agents(same: bool, group: str, count: int) -> None:  # noqa: FBT001 - 
 
 
 def step_failed(error: BaseException, function: str, group: str, step: int, agent: AgentId | None = None) -> StepFailed:
-    """Build the error for a user's function that failed.
+    """Build the error for a function of the user that failed in a step, for an agent of a group.
 
-    If `agent` is None, the function was called for a whole group.
+    If `agent` is None, the function was called for the whole group.
     """
     kind = "" if isinstance(error, MessagingError) else f"{type(error).__name__}: "
     place = f"group {group!r}" if agent is None else f"agent {agent!r} of group {group!r}"
@@ -777,14 +794,17 @@ def step_failed(error: BaseException, function: str, group: str, step: int, agen
 
 
 def users_trace(error: BaseException) -> tuple[str, str]:
-    """Return an error's traceback without frames of this package, and the last place in the user's own code."""
+    """Return an error's traceback without frames of this package, and where in the user's own code it was raised.
+
+    The second str is such as " (model.py:12)". Both are "" if the traceback has no code of the user.
+    """
     whole = TracebackException.from_exception(error)
     each: TracebackException | None = whole
     where = ""
     while each is not None:
         frames = [frame for frame in each.stack if not frame.filename.startswith(_OURS)]
         each.stack = StackSummary.from_list(frames)
-        # If all of the code is in installed packages, the first such frame is the model.
+        # If the model itself is in an installed package, the first frame of such packages is the model's.
         installed = [frame for frame in frames if "-packages/" in frame.filename][:1]
         own = [frame for frame in frames if not _LIBRARY.search(frame.filename)] or installed
         where = where or "".join(f" ({frame.filename}:{frame.lineno})" for frame in own[-1:])

@@ -1,7 +1,8 @@
-"""What the groups of a run tell each other about agents that run ahead of the open step.
+"""News that the groups of a run exchange about agents that have run in later steps ahead of time.
 
-So an agent can run ahead although agents of other groups may send to it. The news is in one stream of the experiment,
-which each group reads. It may be lost or wrong, because the steps themselves do not depend on it.
+With this news, an agent to which agents of other groups may send can run ahead of time, too. Each group writes its news
+to one Redis stream of the experiment, and reads this stream. News may be lost or wrong, because the results of steps
+do not depend on it.
 """
 
 import asyncio
@@ -26,10 +27,11 @@ _MOST_BYTES = 2**16  # the most bytes of messages in one entry, because the serv
 
 
 class ToldMessage(NamedTuple):
-    """A message of an agent that runs ahead of the open step: its recipient, and the step of delivery.
+    """A message to agent `to` for step `deliver`, which its sender sent in a step that the sender ran ahead of time.
 
-    `line` is the payload as JSON, and `topic` the subtopic. `ordinal` is the message's number among the sender's
-    messages. `asks` says that it is a question, and `answers` is the id of the question that it answers (None: none).
+    `line` is the payload as JSON, and `topic` the subtopic. `ordinal` is the number, from 0, of the message among those
+    that the sender sent in the same step. `asks` says that the message is a question. `answers` is the id of the
+    question that it answers (None: it is no answer).
     """
 
     to: AgentId
@@ -50,9 +52,10 @@ class ToldStep(NamedTuple):
 
 
 class Told(NamedTuple):
-    """What a group of a run tells the other groups about its agents that run ahead of the open step.
+    """What a group of a run tells the other groups: the `steps` that its agents have ended ahead of time.
 
-    With `anew`, the group's look-ahead begins anew, so what it told earlier may be wrong.
+    `run` identifies the run, because the stream may also have news of earlier runs. With `anew`, the group has stopped
+    running agents ahead of time, or does so anew from the current step on, so what it told earlier may be wrong.
     """
 
     run: str
@@ -66,10 +69,12 @@ decode_told = msgspec.msgpack.Decoder(Told).decode
 
 
 class AheadNews:
-    """Exchange of news between the groups of a run about agents that run ahead of the open step.
+    """Exchange of news between the groups of a run about steps that agents have ended ahead of time.
 
-    It is made in the actor's event loop. Args: `hear` is called there with each `Told` of another group of `run`. The
-    stream may also have entries of earlier runs, which may have had another model or other agents.
+    Make this object in the event loop of the group's actor.
+
+    Args: `hear` is called in that loop with each `Told` of another group of the run `run`. News of earlier runs, which
+    may have had another model or other agents, is ignored.
     """
 
     def __init__(self, store: "RedisSteps", run: str, group: str, hear: Callable[[Told], None]) -> None:
@@ -85,7 +90,7 @@ class AheadNews:
     def tell(self, steps: Sequence[ToldStep], *, anew: bool = False) -> None:
         """Tell the other groups which `steps` agents of this group have ended ahead of time. Any thread may call this.
 
-        With `anew`, what this group told them earlier may be wrong.
+        With `anew`, also tell them that what this group told them earlier may be wrong.
         """
         first, *others = _in_entries(steps)
         self._new.append(Told(self._run, self._group, anew, first))
@@ -93,7 +98,7 @@ class AheadNews:
         self._loop.call_soon_threadsafe(self._begin)
 
     async def close(self) -> None:
-        """Stop telling other groups about agents that run ahead, and stop hearing from other groups about theirs."""
+        """Stop writing news for other groups, and stop reading the news of other groups."""
         await end(self._reading)
         if self._writing is not None:
             await end(self._writing)
@@ -110,7 +115,7 @@ class AheadNews:
     async def _write(self) -> None:
         while self._new:
             told = [self._new.popleft() for _ in range(len(self._new))]
-            with suppress(MessagingError):  # then the other groups wait for the steps themselves
+            with suppress(MessagingError):  # without this news, the other groups wait until the steps are committed
                 await self._store.tell_ahead([_encode(each) for each in told])
 
     async def _read(self) -> None:
@@ -120,7 +125,7 @@ class AheadNews:
                 found = await self._store.told_ahead(place, STEP_NEWS_TIMEOUT_S)
             except Closed:
                 return
-            except MessagingError:  # the steps themselves raise the error, if it persists
+            except MessagingError:  # if the error persists, the steps, which use the same server, raise it
                 await backoff.sleep()
                 continue
             for entry, told in found:
@@ -130,10 +135,10 @@ class AheadNews:
 
 
 def _in_entries(steps: Sequence[ToldStep]) -> list[list[ToldStep]]:
-    """Divide what is told to other groups among entries of a Redis stream; return the steps of each entry.
+    """Divide steps that agents have ended ahead of time among entries of a Redis stream; return the steps by entry.
 
-    There is at least one entry, even without steps. A step whose messages do not fit into an entry is left out, so for
-    this step the other groups wait until it is committed.
+    There is at least one entry, even without steps. A step whose messages do not fit into an entry is left out. Other
+    groups then wait until this step is committed.
     """
     found: list[list[ToldStep]] = [[]]
     size = 0

@@ -35,7 +35,7 @@ class Ids(Protocol):
 
 
 class DataFrameLike(Protocol):
-    """The part of a DataFrame that a run uses."""
+    """The type of a DataFrame, such as pandas', with only those attributes that a run uses."""
 
     @property
     def index(self) -> Any:  # noqa: ANN401 - pandas is an extra
@@ -46,24 +46,25 @@ class DataFrameLike(Protocol):
 
 
 class NetworkxGraph(Protocol):
-    """The part of a networkx graph that a run uses."""
+    """The type of a networkx graph, with only those attributes that a run uses."""
 
     @property
     def edges(self) -> Any:  # noqa: ANN401 - networkx is an extra
         """Return the edges."""
 
     def is_directed(self) -> bool:
-        """Return whether an edge leads only in one direction."""
+        """Return whether edges lead only from their first to their second node."""
 
 
-Agents = int | Ids | Iterator[AnyId] | DataFrameLike | Mapping[str, Ids | Iterator[AnyId]]  # the last type: ids by kind
+# The Mapping has, for each kind of agents, the ids of these agents.
+Agents = int | Ids | Iterator[AnyId] | DataFrameLike | Mapping[str, Ids | Iterator[AnyId]]
 Edges = Iterable[Sequence[AnyId] | NDArray[Any]] | DataFrameLike | NetworkxGraph | Audience
-Until = int | Callable[[Mapping[str, Any]], bool]  # a number of steps, or a condition of the collected values
+Until = int | Callable[[Mapping[str, Any]], bool]  # a number of steps, or a condition on the collected values
 Collect = Callable[[S_contra], Mapping[str, Any]] | Aggregate | Of | Sequence[Aggregate | Of] | None
 
 
 class RunArguments(TypedDict, total=False):
-    """Arguments of a run of any kind of model; see `Messaging.run`."""
+    """Keyword arguments that all runs take, for type checkers. `Messaging.run` describes them."""
 
     agents: Required[Agents]
     groups: int | Mapping[str, Ids] | None

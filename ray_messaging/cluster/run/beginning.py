@@ -19,9 +19,10 @@ from ray_messaging.transports.transport import RedisTransport
 class Beginning(msgspec.Struct, array_like=True):
     """The state of a run before its step `step`, from which other runs can go on.
 
-    `copied` has the run's data on the server, and `memory` what its rules remember, by the rules' names. `digests` has
-    the digests of the run's last steps. `supervised` says that each step waited for the verdicts of rules for whole
-    steps. The steps of runs that go on from here must wait, too.
+    `copied` has the run's data on the server, as keys, their types and their content. `memory` has, by the name of each
+    rule, the rule's digest (see `told_rules`) and the values that the rule has stored. `digests` has the digests of the
+    run's last steps. `supervised` says that each step waited for the verdicts of rules for whole steps. The steps of
+    runs that go on from here must wait, too.
     """
 
     step: int
@@ -37,12 +38,16 @@ encode_beginning = msgspec.msgpack.Encoder().encode
 
 
 def told_rules(rules: Sequence[Rule]) -> dict[str, str | None]:
-    """Return, by rule name, a digest of the rule as the user passed it. The run itself uses a copy of the rule."""
+    """Return, by rule name, a digest of each rule with its settings and stored values (None: it has no digest).
+
+    Call this before the rules judge messages, because judging may change their stored values.
+    """
     return {rule.name: content_digest(_given(rule)) for rule in rules}
 
 
 def _given(part: object) -> object:
-    # The digest of an object of this package has only the name of its class, so its parts stand for it.
+    # `content_digest` takes only the class name of an object of this package. So such an object is replaced by what it
+    # contains.
     if isinstance(part, Table):
         return sorted(part.dump().items())
     if isinstance(part, Edges):
@@ -64,9 +69,10 @@ async def beginning_of(
     *,
     supervised: bool,
 ) -> bytes:
-    """Return, as bytes, the state of a run that has ended before `step`. Other runs can go on from there.
+    """Return an encoded `Beginning`: the state of a run that has ended before `step`, from which other runs can go on.
 
-    Args: `supervised` says that each step waited for the verdicts of rules for whole steps.
+    Args: `rules` has the digests from `told_rules`, and `digests` those of the run's last steps. `supervised` says that
+    each step waited for the verdicts of rules for whole steps.
     """
     copied = [(each.key, each.kind, [*each.content]) for each in await transport.checkpoints.read(step - 1)]
     memory = {name: (rules.get(name), {**table.dump()}) for name, table in interceptor._tables.items()}
@@ -78,9 +84,11 @@ async def go_on_from(
 ) -> None:
     """Write a `Beginning`, the state of a run between two steps, to a server that no messager uses yet.
 
-    A rule that equals a rule of the beginning remembers what that rule remembered.
+    A rule of the new run that equals a rule of the earlier run gets the values that the earlier rule had stored.
 
-    Raises: ConfigError if a rule remembers something, but its content cannot be compared.
+    Args: `interceptor` has the rules of the new run, and `rules` has their digests from `told_rules`.
+    Raises: ConfigError if an earlier rule had stored values, but has no digest by which it could be compared with the
+    rule of the same name.
     """
     for name, (digest, fields) in beginning.memory.items():
         if fields and name in rules and digest is None and name not in OWN_TABLES:
@@ -104,6 +112,6 @@ async def go_on_from(
 
 
 def _copied(beginning: Beginning) -> Any:  # noqa: ANN401 - CopiedKeys
-    from ray_messaging.transports.checkpoints import CopiedKey  # noqa: PLC0415 - for those who go on only
+    from ray_messaging.transports.checkpoints import CopiedKey  # noqa: PLC0415 - only runs that go on need it
 
     return [CopiedKey(*each) for each in beginning.copied]

@@ -31,7 +31,7 @@ Failed = Callable[["Agent", BaseException, str], MessagingError]
 
 
 class Collector:
-    """What `collect=` of a run measures in every n-th step: the values of a function, or aggregates."""
+    """What `collect=` of a run measures in every n-th step: the values of a function, or aggregates such as `Mean`."""
 
     def __init__(self, collect: Any, every: int) -> None:  # noqa: ANN401 - as the user has written it
         self._every = every
@@ -43,7 +43,7 @@ class Collector:
         return step % self._every == 0
 
     def of_agents(self, agents: Sequence["Agent"], places: AgentPlaces, failed: Failed) -> bytes:
-        """Return the encoded values that `collect=` gives for some agents.
+        """Return the encoded values that `collect=` gives for the agents of a group, or b"" if there are none.
 
         Raises: the error that `failed` builds for the first value that cannot be collected.
         """
@@ -66,7 +66,10 @@ class Collector:
         return encode_aggregates(found)
 
     def of_group(self, crowd: "Crowd") -> bytes:
-        """Return the encoded values that `collect=` gives for a group; raise UnfitValue if a value does not fit."""
+        """Return the encoded values that `collect=` gives for a group, or b"" if there are none.
+
+        Raises: UnfitValue unless a function returns a dict of arrays, or for an array without a value for each agent.
+        """
         if not len(crowd.ids):
             return b""
         column = IdColumn.of(crowd.ids.tolist()) if crowd.ids.dtype == object else IdColumn(crowd.ids)
@@ -91,7 +94,7 @@ class Collector:
 
 
 def _places_of(chosen: AgentSet, agents: IdColumn) -> NDArray[np.intp]:
-    """Return the indexes at which the chosen agents are in `agents`, the column of the group's agents."""
+    """Return the indexes in `agents`, a column of the ids of a group's agents, at which the chosen agents are."""
     return np.flatnonzero(chosen.find(agents))
 
 
@@ -115,13 +118,13 @@ def _each(function: Callable[[Any], Any], agents: Sequence["Agent"], failed: Fai
 
 
 def _columns(function: Callable[[Any], Any], agents: Sequence["Agent"], failed: Failed) -> dict[str, Values]:
-    """Call a function for each agent; return, as columns, the dicts that it has returned.
+    """Call a function, which returns a dict, for each agent; return, for each key, the values of all agents.
 
     Raises: UnfitValue unless all dicts have the keys of the first one; the error that `failed` builds if the function
-    raises.
+    raises an exception.
     """
     names: list[str] = []
-    parts: list[Sequence[Values]] = []  # the columns, a few rows at a time
+    parts: list[Sequence[Values]] = []  # for each block of up to _ROWS agents, its columns
     for low in range(0, len(agents), _ROWS):  # the values of _ROWS rows stay in the processor's cache
         rows = _each(function, agents[low : low + _ROWS], failed)
         if not low and type(rows[0]) in _DICTS:
@@ -144,9 +147,10 @@ def _joined(parts: Sequence[Values]) -> Values:
 
 
 def _odd_row(rows: Sequence[Any], names: Sequence[str], low: int) -> UnfitValue:
-    """Build the error for the first row that does not have the columns `names`.
+    """Build the error for the first of `rows` that is not a dict with the keys `names`.
 
-    Args: `rows` are what the function has returned for some agents. The first of them has the index `low` in the group.
+    Args: `rows` are what the function has returned for some agents. `low` is the index of the first of these agents
+    among all agents for which the function is called.
     """
     place = next(at for at, row in enumerate(rows) if type(row) not in _DICTS or not row or row.keys() != {*names})
     same = f". The keys of the first agent are {[*names]}" if low + place else ", at least one"

@@ -1,4 +1,4 @@
-"""Digests of objects that a model uses besides its agents' states, with which changes of the objects are noticed."""
+"""Digests of objects that a user passes to a run, such as `shared` or a rule, by which their changes are noticed."""
 
 import pickle
 import sys
@@ -24,9 +24,10 @@ _WALL: Final = 5  # a digest is given up once the clock has run for this many ti
 _CHUNK: Final = 1 << 20  # the number of bytes between two checks of the time
 _BYTES_PER_S: Final = 1e9  # about the speed of blake2b, by which a digest that would take too long is not begun
 _OBJECTS_PER_S: Final = 5e6  # about the speed of pickle, by which a digest that would take too long is not begun
-# Objects of these packages have no digest: they are handles, or may be on another device.
+# For an object whose class is from one of these packages, a digest has only the name of the class: such objects are
+# handles, or may be on another device.
 _OTHERS = "ray.", "ray_messaging.", "torch."
-# A digest has only the names of these objects.
+# For objects of these types, a digest has only their names.
 _BY_NAME = type, FunctionType, BuiltinFunctionType, MethodType, ModuleType
 _PLAIN = frozenset((type(None), bool, int, float, str, bytes, dict, list, tuple))
 _SETS = frozenset((set, frozenset))
@@ -46,9 +47,11 @@ def content_digest(value: object, *, anywhere: bool = True, longest_s: float = _
     """Return a digest of a value, or None if it has no digest, or if computing it would take more than `longest_s`.
 
     With `anywhere`, the digest is the same in all processes. Without `anywhere`, the digest only shows whether an
-    object has changed in this process, but it is computed faster, and the object may contain itself. If an object's
-    class has Python code that pickles the object or reads its attributes, the object has no digest, because the code
-    may be slow, or change the object. `longest_s` is in seconds of processor time.
+    object has changed in this process, but it is computed faster, and the object may contain itself. `longest_s` is in
+    seconds of processor time.
+
+    A value that cannot be pickled has no digest. Nor has a value with an object whose class has Python code that runs
+    when the object is pickled or its attributes are read, because this code may be slow, or change the object.
     """
     with suppress(Exception):  # pickling an object may raise any error
         return _digest(value, _Time(longest_s), anywhere).hex()
@@ -87,14 +90,14 @@ def _has_hooks(kind: Any) -> bool:  # noqa: ANN401 - a class
 
 
 class _Time:
-    """The time that is left for a digest, which may take `seconds` seconds of processor time."""
+    """The time limit of one digest: `seconds` seconds of processor time, counted from the making of this object."""
 
     def __init__(self, seconds: float) -> None:
         self._end = thread_time() + seconds
         self._wall = perf_counter() + _WALL * seconds
 
     def need(self, seconds: float = 0.0) -> None:
-        """Raise TimeoutError if no more than `seconds` are left of the time limit."""
+        """Raise TimeoutError if less than `seconds` of the time limit are left."""
         if thread_time() + seconds > self._end or perf_counter() > self._wall:
             raise TimeoutError
 

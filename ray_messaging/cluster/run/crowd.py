@@ -180,8 +180,8 @@ class CrowdSociety:
     ) -> None:
         """Load a group's committed state.
 
-        Args: `before` has the agents to which the state belongs (None: the same as `agents`), `arrivals` the agents
-        that have come from other groups, with these groups' states.
+        Args: `agents` are the group's agents now. `before` has the agents to which `state` belongs (None: the same as
+        `agents`). `arrivals` has the agents that have come from other groups, with the states of those groups.
         """
         ids = agents.column.to_numpy()
         others = among(agents.agents, {kind: found for kind, found in self._kinds.items() if kind != self._kind})
@@ -199,7 +199,11 @@ class CrowdSociety:
         self._crowd.state = _gathered(agents.agents, parts)
 
     def _kept(self, part: Arrival, count: int) -> dict[str, NDArray[Any]]:
-        """Return the arrays in a group's committed state."""
+        """Return the arrays in a group's committed state by name, or {} if the group has no state.
+
+        Args: `part` has the state, and the agents to which it belongs. `count` is the number of agents of this run's
+        group, which an error names.
+        """
         if part.state is None:
             return {}
         known, kept = kept_parts(part.state, 2, part.group)
@@ -227,9 +231,11 @@ def _checked(name: object, value: Any) -> NDArray[Any]:  # noqa: ANN401 - what a
 
 
 def _gathered(agents: AgentSet, parts: Sequence[tuple[AgentSet, dict[str, NDArray[Any]]]]) -> dict[str, NDArray[Any]]:
-    """Return the rows of `agents` from the arrays of several groups.
+    """Return the arrays of a group after agents have moved: one row for each of `agents`.
 
-    Arrays that do not have a row for each agent are taken unchanged from the first group.
+    Arrays of the group that do not have a row for each agent stay as they are.
+
+    Args: each of `parts` has the agents and the arrays of one group before the move. The first one is the group itself.
 
     Raises: ConfigError if the rows of an array have different shapes, or types that no common type can hold.
     """
@@ -240,7 +246,7 @@ def _gathered(agents: AgentSet, parts: Sequence[tuple[AgentSet, dict[str, NDArra
             if name not in gathered and array.shape[:1] == (len(before),):
                 rows.setdefault(name, []).append((before, array))
     for name, found in rows.items():
-        # Arrays without rows are ignored, because a group without agents cannot know their type and shape.
+        # Arrays without rows are ignored, because a group without agents cannot know the rows' type and shape.
         filled = [(before, array) for before, array in found if len(array)] or found[:1]
         row = _common_row(name, [array for _, array in filled])
         made = np.zeros((len(agents), *row.shape), row.dtype)
@@ -252,7 +258,10 @@ def _gathered(agents: AgentSet, parts: Sequence[tuple[AgentSet, dict[str, NDArra
 
 
 def _common_row(name: str, arrays: Sequence[NDArray[Any]]) -> NDArray[Any]:
-    """Return a row of zeros with the common shape and type of several arrays; raise ConfigError if there is none."""
+    """Return a row of zeros that has the shape of the arrays' rows, and a type that holds all their values exactly.
+
+    Raises: ConfigError if the rows have different shapes, or if there is no such type.
+    """
     shapes = {array.shape[1:] for array in arrays}
     kinds = {"number" if array.dtype.kind in "biuf" else array.dtype.kind for array in arrays}
     if len(shapes) == len(kinds) == 1:

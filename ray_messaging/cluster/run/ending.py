@@ -17,10 +17,11 @@ from ray_messaging.steps.step_numbers import check_until
 
 
 class Ending(NamedTuple):
-    """The end of a run: before step `most`, or earlier, after the first collected step that fulfils the `condition`.
+    """The end of a run: before step `most`, or earlier, after the first step whose values fulfil the `condition`.
 
-    The values of every n-th step are collected, where n is `every`. `counts` are the names of aggregates that have a
-    column for each value.
+    `condition` gets the values that `collect=` has measured in a step (None: there is no condition). Values are
+    collected in every n-th step, where n is `every`. `counts` are the names of `Count` aggregates, which have one
+    column for each value that they count.
     """
 
     most: int
@@ -29,7 +30,10 @@ class Ending(NamedTuple):
     counts: Collection[str] = ()
 
     def before(self, step: int) -> int:
-        """Return the step before which a run that goes on with `step` must stop to check its end condition."""
+        """Return the step before which a run that goes on with `step` must stop next.
+
+        There the run ends, or checks whether its condition is fulfilled.
+        """
         if self.condition is None:
             return self.most
         collected = -(-step // self.every) * self.every
@@ -40,9 +44,10 @@ class Ending(NamedTuple):
         return self.condition is not None and step >= 0 and step % self.every == 0
 
     def is_fulfilled(self, step: int, values: Mapping[str, Any]) -> bool:
-        """Return whether the run ends after a step in which some values were collected.
+        """Return whether the run ends after a step, because the values collected in the step fulfil the condition.
 
-        If only the step's number was collected, as in a call of `run` without `collect=`, the condition is not checked.
+        The result is False, without a check, if `values` has only the step's number, such as for a step of an earlier
+        call of `run` without `collect=`.
 
         Raises: StepFailed if the condition raises an exception; ConfigError if it does not return a bool.
         """
@@ -66,7 +71,11 @@ class Ending(NamedTuple):
 
 
 class _Values(dict[str, Any]):
-    """The values that were collected in a step, by column. A count of a value that no agent has is 0."""
+    """The values that were collected in a step, by column.
+
+    A `Count` aggregate has a column for each value that some agent has, such as "health=ill". For other values of the
+    aggregate, which no agent has, this dict returns 0.
+    """
 
     def __init__(self, values: Mapping[str, Any], counts: Collection[str]) -> None:
         super().__init__(values)
@@ -79,9 +88,9 @@ class _Values(dict[str, Any]):
 
 
 def ending_of(until: object, max_steps: object, options: RunOptions) -> Ending:
-    """Return when a run ends, by its arguments `until` and `max_steps`.
+    """Return when a run ends, as its arguments `until` and `max_steps` say.
 
-    Raises: ConfigError for arguments that are invalid, or do not fit each other.
+    Raises: ConfigError for arguments that are invalid, or do not fit each other or `collect=`.
     """
     if not callable(until):
         if max_steps is not None:
@@ -110,8 +119,8 @@ def ending_of(until: object, max_steps: object, options: RunOptions) -> Ending:
 
 
 def values_after(step: int, parts: Sequence[bytes]) -> dict[str, Any]:
-    """Return, by column, the values that all groups have collected in a step.
+    """Return, by column, the values that were collected in a step, and the step's number.
 
-    `parts` has the encoded values of each group.
+    `parts` has the encoded values of each group. Values of aggregates are computed over all groups.
     """
     return {STEP: step} | values_of([decode_series(part) for part in parts if part])

@@ -21,25 +21,26 @@ Kinds = dict[str, AgentSet]
 
 
 class ByKind:
-    """One function in place of the functions of several kinds.
+    """One function that stands for several functions, one for each kind of agents.
 
-    It calls the function for the kind of its first argument.
-
-    The argument is an agent or a group, and its kind is the attribute `kind`. For a kind without a function, the result
-    is {}.
+    It takes an agent or a group as its first argument, and calls the function for that argument's `kind`. If this kind
+    has no function, the result is {}.
     """
 
     def __init__(self, functions: Mapping[str, Callable[..., Any]]) -> None:
         self.functions = functions
 
     def __call__(self, owner: Any, *others: Any) -> Any:  # noqa: ANN401 - as the functions
-        """Call the function for the kind of `owner`, an agent or a group."""
+        """Call the function for the kind of `owner`, an agent or a group; return {} if the kind has no function."""
         function = self.functions.get(owner.kind)
         return {} if function is None else function(owner, *others)
 
 
 class AsyncByKind(ByKind):
-    """One async function in place of the functions of several kinds, some of which may be plain ones."""
+    """One async function that stands for several functions, async or plain, one for each kind of agents.
+
+    It takes an agent or a group as its first argument, and calls the function for that argument's `kind`.
+    """
 
     async def __call__(self, owner: Any, *others: Any) -> Any:  # noqa: ANN401 - as the functions
         """Call the function for the kind of `owner`, an agent or a group, and await the result if it is awaitable."""
@@ -48,7 +49,11 @@ class AsyncByKind(ByKind):
 
 
 def as_one(given: Any, arguments: int) -> Any:  # noqa: ANN401 - a function, a dict of functions by kind, or None
-    """Return a function, or a dict of functions by kind, as one function of `arguments` positional arguments."""
+    """Return one function of `arguments` positional arguments for a function or a dict of functions by kind of agents.
+
+    For a dict, the returned function calls the dict's function for the kind of its first argument. A partial may be
+    replaced by a function that does the same and is faster. Anything else, such as None, is returned unchanged.
+    """
     if not isinstance(given, Mapping):
         return without_partial(given, arguments)
     functions = {kind: without_partial(function, arguments) for kind, function in given.items()}
@@ -56,9 +61,9 @@ def as_one(given: Any, arguments: int) -> Any:  # noqa: ANN401 - a function, a d
 
 
 def functions_in(name: str, given: Any) -> Iterator[tuple[str, Any]]:  # noqa: ANN401 - as a user has written it
-    """Yield the functions in an argument, each with a name for errors.
+    """Yield (name for errors, function) for each function in the argument `given` of the user.
 
-    The argument may be a dict of functions by kind.
+    `given` is one function, or a dict of functions by kind of agents. `name` is the argument's name, such as "model".
     """
     if isinstance(given, Mapping):
         yield from ((f"{name}[{kind!r}]", function) for kind, function in given.items())
@@ -150,13 +155,13 @@ def comes_twice(ids: Iterable[object]) -> ConfigError:
 
 
 def plain_ids(ids: Any) -> Any:  # noqa: ANN401 - ids of any kind
-    """Return ids as a list or an integer array. `ids` may be a pandas object."""
+    """Return ids as a list or an integer array if they are an array or a pandas object, and otherwise unchanged."""
     values = getattr(ids, "to_numpy", lambda: ids)()
     return values.tolist() if isinstance(values, np.ndarray) and values.dtype == object else values
 
 
 def among(agents: AgentSet, kinds: Kinds) -> Kinds:
-    """Return the agents of each kind, restricted to some agents. Kinds without any of these are left out."""
+    """Return, for each kind, those of `agents` that are of this kind. Kinds with none of `agents` are left out."""
     found = {kind: agents_of & agents for kind, agents_of in kinds.items()}
     return {kind: agents_of for kind, agents_of in found.items() if len(agents_of)}
 

@@ -61,8 +61,8 @@ if TYPE_CHECKING:
 P = ParamSpec("P")
 T = TypeVar("T")
 
-_TURN = 1  # each group has only one call of `RunActor.run`, and this is its number
-MOST_AHEAD = 64  # the highest `ahead`
+_TURN = 1  # the number that each call of `RunActor.run` and of its `end_after` has here
+MOST_AHEAD = 64  # the highest value of the argument `ahead`
 _LOOK_S = 1.0  # seconds between two checks of the progress
 
 
@@ -165,10 +165,10 @@ def run(
             `Messaging.fork`.
         on_existing: If `log_dir` has a log already: "error" raises AlreadyExists, "resume" goes on with that run after
             its last step, and "reset" deletes that log.
-        wait_for: "all": a step begins once all agents have ended the step before. "neighbours": before that, a copy of
-            an agent already runs the model, once the agent and the agents with an edge to it in `graph` have ended the
-            step before. Only the results of the copy's calls through `me.remember` are kept, and the step itself uses
-            them. The result of the run is the same, and slow calls begin earlier.
+        wait_for: "all": a step begins once all agents have ended the step before. "neighbours": slow calls begin
+            earlier, and the result of the run is the same. For this, a copy of each agent runs the model in a step
+            ahead of time, once the agent and the agents with an edge to it in `graph` have ended the step before. Only
+            the results of the copy's calls through `me.remember` are kept, and the step itself uses them.
         ahead: With wait_for="neighbours", the most steps by which such a copy may be ahead of the current step.
 
     Raises: StepFailed if the model raises an exception; ConfigError for invalid arguments, RuleError for invalid rules;
@@ -201,7 +201,7 @@ def run(
 
 
 class _LogOrder(NamedTuple):
-    """The plan of a run's log, the facts about the run for its record, and the plan of each group."""
+    """What is needed to begin a run's log: the log's plan, the facts to record about the run, and the run's groups."""
 
     plan: LogPlan
     facts: dict[str, Any]
@@ -209,14 +209,14 @@ class _LogOrder(NamedTuple):
 
 
 class Part(NamedTuple):
-    """The result of the first steps of a run. `end` is the `Beginning` from which other runs can go on."""
+    """The result of a run. `end` is an encoded `Beginning`, from which other runs can go on (None: it was not kept)."""
 
     result: Result
     end: bytes | None = None
 
 
-# A function that drives a run. It is given a function that runs the groups up to a step. Its result has the results of
-# the groups, and the step before which the run has ended.
+# A `Pace` is a function that decides when the steps of a run are run. It gets another function, which runs all steps
+# before a given step. The `Pace` returns the results of the groups, and the step before which the run was to end.
 Pace = Callable[[Callable[..., Awaitable[Sequence[GroupResult]]]], Awaitable[tuple[Sequence[GroupResult], int]]]
 
 
@@ -241,15 +241,14 @@ def planned_part(
     ahead: int = 0,
     pace: Pace | None = None,
 ) -> Callable[[], Coroutine[Any, Any, Part]]:
-    """Return an async function that runs a model as `run` does, from the start or from a `Beginning`.
+    """Check the arguments of a run; return an async function that runs the model as `run` does, and returns a `Part`.
 
-    With `keep`, the `end` of the result is the `Beginning` from which other runs can go on.
-
-    Args: `server` is used by this run alone. The run deletes what an earlier run left there. None: the run starts a
-    server. `log` says where the run keeps a log (None: nowhere); a run that goes on from a beginning cannot have one.
-    `ahead` is the number of steps by which agents may run ahead of the open step. `pace` decides when the steps run
-    (None: one after the other, without a pause).
-    Raises: the same errors as `run`; ConfigError if the groups are not those of the beginning.
+    Args: `beginning` is an encoded `Beginning`, the state of an earlier run, from which this run goes on (None: it
+    begins with step 0). With `keep`, the `Part` has an `end`, from which other runs can go on. `server` is used by this
+    run alone, which deletes what an earlier run left there (None: the run starts a server). `log` says where the run
+    keeps a log (None: nowhere); a run with a `beginning` cannot have one. `ahead` is the most steps by which agents may
+    run ahead of the current step. `pace` decides when the steps run (None: one after the other, without a pause).
+    Raises: the same errors as `run`; ConfigError if the groups are not those of the `beginning`.
     """
     check_run(model, options)
     ending = ending_of(until, max_steps, options)
@@ -351,13 +350,14 @@ async def _run(
         plan_of = {plan.name: _known(plan) for plan in plans}
         for plan, messager in zip(plans, messagers, strict=True):
             await messager.host_agents(NO_AGENTS if plan.name in moved else plan.agents, SUBTOPICS)
-        # Nobody else reads the steps of a group that is alone, so they need no server.
+        # Nobody else reads the steps of a run's only group, so they can be in memory instead of on the server.
         alone = len(plans) == 1 and log is None and reviewer is None and not keep
         store = await _in_memory(messagers[0].engine, settings, goes_on=former is not None) if alone else store
         # If a budget of calls ends the run in a step, or `pace` repeats a step, the states before that step are needed.
         stores_states = not alone or limits is not None or pace is not None
         shown = set[str]()
-        # Digests cannot be computed later if a StepRule may change messages, or if a log reads them from the server.
+        # Digests are computed only when the user reads them, unless a StepRule may change messages of a step, or a log
+        # reads the digests from the server.
         later = [] if reviewer is not None or log is not None else _later_digests(len(plans), ending, limits, settings)
         calls: list[asyncio.Task[GroupResult]] = []
         actors: list[RunActor] = []
@@ -414,7 +414,7 @@ async def _run(
 
 
 def _own_server(stack: AsyncExitStack, ordered: _LogOrder | None, steps: Steps) -> LocalServer:
-    """Return a server that ends with the stack. If the log's plan says so, its data are kept for a later run."""
+    """Start a server that ends when `stack` is closed. If the log's plan says so, its data are kept for a later run."""
     if ordered is None or not ordered.plan.keeps_server:
         return stack.enter_context(LocalServer(steps))
     from ray_messaging.cluster.run.logged_run import kept_server  # noqa: PLC0415 - brings pyarrow, 80 MB
@@ -423,9 +423,9 @@ def _own_server(stack: AsyncExitStack, ordered: _LogOrder | None, steps: Steps) 
 
 
 async def _in_memory(engine: Engine, settings: StepSettings, *, goes_on: bool) -> LocalSteps:
-    """Keep the steps of a run's only group in memory from now on.
+    """Keep the steps of a run's only group in memory from now on; return the object that keeps them.
 
-    Args: with `goes_on`, there are earlier steps on the server.
+    Args: with `goes_on`, the group has earlier steps on the server, which are read from there first.
     """
     store = LocalSteps(engine.transport.steps, engine.name, settings, engine.directory)
     if goes_on:
@@ -437,11 +437,12 @@ async def _in_memory(engine: Engine, settings: StepSettings, *, goes_on: bool) -
 async def _judge_and_log(
     stack: AsyncExitStack, ordered: _LogOrder | None, server: LocalServer, steps: Steps, rules: Sequence[Rule]
 ) -> "tuple[Interceptor, LogHost | None, int, Collection[str]]":
-    """Return an interceptor, the run's log, the first step to run, and the groups that agents have left or joined.
+    """Open the interceptor and the log of a run. Both are closed when `stack` is closed.
 
-    The log is None if no log is wanted.
+    If a run is resumed with another model or other inputs than before, lines on stderr say so.
 
-    Interceptor and log are closed with the stack. If the run goes on with other inputs than before, print a line.
+    Returns: the interceptor, which applies the rules; the log, or None if `ordered` is None, and the run has no log;
+    the first step to run; and the names of the groups that agents have left or joined.
     """
     if ordered is None:
         interceptor = Interceptor(EXPERIMENT, rules)
@@ -463,7 +464,10 @@ def _retriable(
     actors: Sequence[RunActor],
     calls: Sequence[asyncio.Task[Any]],
 ) -> Callable[..., Awaitable[Sequence[GroupResult]]]:
-    """Return a function like `go_on` that may be called again after an error, because it ends all open calls first."""
+    """Return a function that does the same as `go_on`, and that may be called again after it has raised an error.
+
+    Before the error is raised, the function ends the step of all groups, and cancels the `calls` of their actors.
+    """
 
     async def again(last: int, **asked: bool) -> Sequence[GroupResult]:
         try:
@@ -487,11 +491,14 @@ async def _run_until(
     resumed: bool,
     is_beginning: bool,
 ) -> tuple[Sequence[GroupResult], int]:
-    """Run the groups from a step on; return their results, and the step before which the run has ended.
+    """Run the groups from a step on until `ending`; return their results, and the step before which the run was to end.
 
-    Args: `go_on` runs the groups up to a step. `series` returns what was collected in earlier steps. With `resumed`, an
-    earlier process has run steps. With `is_beginning`, other runs are to go on from the end.
-    Raises: ConfigError if a condition ends the run before other runs can go on from its end.
+    The run stops before that step only if the budget of calls through `me.remember` is spent.
+
+    Args: `go_on` runs the groups up to, and without, a step. `series` returns what was collected in earlier steps. With
+    `resumed`, an earlier process has run these steps. With `is_beginning`, other runs are to go on from step
+    `ending.most`.
+    Raises: ConfigError with `is_beginning`, if the condition of `ending` ends the run.
     """
     if ending.condition is None:
         return await go_on(ending.most, with_states=True), ending.most
@@ -521,16 +528,18 @@ async def _run_until(
 
 
 def _later_digests(groups: int, ending: Ending, limits: Calls | None, settings: StepSettings) -> list[LaterDigests]:
-    # A budget of calls, or a condition, may end the run early, so the last steps are not known yet.
+    # Only the last steps have digests. If a budget of calls, or a condition, may end the run early, it is not known yet
+    # which steps these are.
     first = 0 if limits is not None or ending.condition is not None else max(0, ending.most - settings.horizon)
     # When the budget is spent, a group may have committed one step more than the group whose budget ended the run.
     return [LaterDigests(first, settings.horizon + 1) for _ in range(groups)]
 
 
 async def _judged(store: "RedisSteps", last: range) -> tuple[dict[int, str], Mapping[str, int]]:
-    """Return the digests of the steps numbered `last`, by step, and how rules for whole steps changed the fates.
+    """Return the digests of the steps numbered `last`, by step, and how rules for whole steps changed messages' fates.
 
-    The changes are given by fate: how much higher or lower its count became, over all steps up to the last one.
+    The second dict has, for each fate such as "delivered", how many more messages (or fewer, if negative) have this
+    fate because of such rules, over all steps up to the last one.
     """
     found = {
         step: {name: StepCounts.decode(left.counts) for name, left in (await store.closed_step(step)).items()}
@@ -555,7 +564,11 @@ def _end_with(
     calls: Sequence[asyncio.Task[Any]],
     supervising: Sequence[asyncio.Task[None]],
 ) -> None:
-    """Close actors, and cancel their calls and the task that applies rules to whole steps, when a stack is closed."""
+    """Arrange what happens to the actors and tasks of a run when `stack` is closed.
+
+    First the tasks in `supervising`, which apply rules to whole steps, are cancelled. Then the actors are closed, their
+    `calls` are cancelled, and the actors free their agents.
+    """
 
     async def end_all() -> None:
         for call in calls:
@@ -565,9 +578,10 @@ def _end_with(
         stack.push_async_callback(actor.forget)
     stack.push_async_callback(end_all)
     for actor in actors:
-        # Runs before the callbacks above, so that the results of calls under way are stored.
+        # A stack calls the last callback first. So actors are closed before their calls are cancelled, and store the
+        # results of calls through `me.remember` that are under way.
         stack.push_async_callback(actor.close)
-    # Before the actors, because the supervisor calls by the first messager, which is closed with its actor.
+    # These tasks end before the actors, because they use the first messager, which is closed with its actor.
     for task in supervising:
         stack.push_async_callback(end, task)
 
@@ -577,7 +591,10 @@ def _digests(later: Sequence[LaterDigests], steps: Iterable[int]) -> dict[int, s
 
 
 def _limit_calls(settings: Calls, limits: CallLimits, records: bool, society: AgentLoop, group: str) -> None:  # noqa: FBT001 - by partial
-    """Apply settings to a group's calls through `me.remember`. `records` says whether the calls are logged."""
+    """Set how the agents of a group make calls through `me.remember`.
+
+    Args: `limits` is shared by all groups. `records` says whether the calls are recorded for an event log.
+    """
     society.records_calls = records
     society.call_settings, society.call_store = settings, store_of(settings)
     if settings.limited:
@@ -585,10 +602,12 @@ def _limit_calls(settings: Calls, limits: CallLimits, records: bool, society: Ag
 
 
 async def _with_others(running: Awaitable[GroupResult], actors: Sequence[RunActor], store: "RedisSteps") -> GroupResult:
-    """Return the result of a group.
+    """Wait for the result of a group, and return it.
 
-    If the group has ended because the budget of calls through `me.remember` is spent, the other groups, which wait for
-    it, are ended, too.
+    If the group has ended because the budget of calls through `me.remember` is spent, make all groups end. Otherwise
+    the other groups would wait for this group.
+
+    Args: `actors` are the actors of all groups.
     """
     found = await running
     if found.spent:
@@ -596,7 +615,7 @@ async def _with_others(running: Awaitable[GroupResult], actors: Sequence[RunActo
         last = (await store.progress()).latest
         for actor in actors:
             await actor.end_after(last, _TURN)
-        await store.hold(CTRL_C, STANDSTILL)  # again, because each call also wakes the groups that wait for a step
+        await store.hold(CTRL_C, STANDSTILL)  # once more, because this call wakes the groups that wait for a step
     return found
 
 
@@ -625,7 +644,7 @@ async def _all_done(
 ) -> None:
     """Wait for all calls; raise the first error of a call, or of a task in `beside`.
 
-    Args: `look` is called every second.
+    Args: `look` is called after each second in which no call has ended (None: nothing is called).
     """
     left: set[asyncio.Task[Any]] = {*calls, *beside}
     while not left.isdisjoint(calls):

@@ -6,13 +6,14 @@ from typing import NamedTuple
 from ray_messaging.cluster.spec import absolute
 from ray_messaging.errors import ConfigError
 
-EXPERIMENT = "local"  # the name of the experiment of a local run
+EXPERIMENT = "local"  # a local run has a server of its own, on which its experiment has this name
 
 
 class LogPlan(NamedTuple):
-    """The folder of a local run's log, what to do if it has a log, and the number of steps between checkpoints.
+    """The folder of a local run's event log, and what to do if the folder has a log already.
 
-    With `keeps_server`, the data of the run's server are kept, so that the run can be resumed.
+    `on_existing` is "error", "resume" or "reset". `checkpoint` is the number of steps between checkpoints (None: there
+    are none). With `keeps_server`, the data of the run's server are kept, so that the run can be resumed.
     """
 
     folder: str
@@ -22,7 +23,7 @@ class LogPlan(NamedTuple):
 
 
 def log_plan(log_dir: object, on_existing: str, checkpoint: object) -> LogPlan | None:
-    """Return the plan of a log, or None if no log is wanted; raise ConfigError for invalid arguments."""
+    """Return the plan of a log, or None if `log_dir` is None; raise ConfigError for invalid arguments."""
     if on_existing not in {"error", "resume", "reset"}:
         raise ConfigError(f"on_existing={on_existing!r} is unknown: write 'error', 'resume' or 'reset'")
     if log_dir is None:

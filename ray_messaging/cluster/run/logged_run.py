@@ -35,11 +35,10 @@ from ray_messaging.transports.transport import RedisTransport
 
 
 class LoggedRun(NamedTuple):
-    """The interceptor of a run with a log, and the object that writes the log.
+    """The interceptor of a run with a log, which applies the rules, and the object that writes the log.
 
-    The interceptor stores the state of its rules on the server.
-
-    `step` is the first step that has not run, and `moved` are the groups that agents have left or joined.
+    The interceptor stores the state of its rules on the server. `step` is the first step that has not run, and `moved`
+    has the names of the groups that agents have left or joined.
     """
 
     interceptor: Interceptor
@@ -52,7 +51,9 @@ class LoggedRun(NamedTuple):
 async def logged_run(
     plan: LogPlan, server: LocalServer, exp_id: str, steps: Steps, rules: Sequence[Rule], groups: Sequence[GroupPlan]
 ) -> AsyncIterator[LoggedRun]:
-    """Claim an experiment on a server, as `Messaging.start` does, and write its log until the context ends.
+    """Claim an experiment on a server, as `Messaging.start` does; yield its interceptor and the writer of its log.
+
+    Both are closed when the context ends.
 
     Raises: AlreadyExists if the folder already has a log or the server already has the experiment, and the plan says
     neither "resume" nor "reset"; LogError if the folder cannot be used; ConfigError if the resumed run had other
@@ -86,10 +87,12 @@ async def logged_run(
 
 @contextmanager
 def kept_server(plan: LogPlan, steps: Steps) -> Iterator[LocalServer]:
-    """Start a server for a run with a log. As for `Messaging.start`, its data are kept in a folder beside the log.
+    """Start a server for a run with a log, and end it with the context.
 
-    Raises: AlreadyExists if the folder already has a log, and the plan says neither "resume" nor "reset"; LogError if
-    the folder cannot be used; ConfigError if another process uses the data.
+    As for `Messaging.start`, the server's data are kept in a folder beside the log.
+
+    Raises: AlreadyExists if the log's folder has a log, and the plan says neither "resume" nor "reset"; LogError if the
+    log's folder cannot be used; ConfigError if another process uses the folder of the data.
     """
     # The log's folder is checked before a server starts, so that an error leaves no folder with a server's data.
     log, data = Folder(plan.folder), KeptData.of(None, log_dir=plan.folder, shards=None)
@@ -120,12 +123,11 @@ async def _claim(experiment: RedisExperimentStore, plan: LogPlan) -> None:
 async def _take_steps(
     transport: RedisTransport, exp_id: str, steps: Steps, groups: Sequence[GroupPlan], *, supervised: bool
 ) -> tuple[int, Collection[str]]:
-    """Begin the steps, or go on with them.
+    """Prepare the steps on the server, for a run that begins or is resumed.
 
     Args: `supervised` says that there are rules for whole steps, so that each step ends only after these rules.
-    Returns: the first step that has not run, and the groups that agents have left or joined.
-
-    Raises: ConfigError if the steps began with other settings, groups or agents.
+    Returns: the first step that has not run, and the names of the groups that agents have left or joined.
+    Raises: ConfigError if the resumed run has other settings, groups or agents than before.
     """
     store, directory = transport.steps, Directory(exp_id)
     await begin_steps(store, exp_id, steps)
@@ -135,7 +137,7 @@ async def _take_steps(
     await store.drop_hold(CTRL_C)
     await store.drop_hold(CHECKPOINT)
     if not supervised:
-        with suppress(UnknownName):  # raised if the earlier run had no supervisor either
+        with suppress(UnknownName):  # raised if the earlier run had no rules for whole steps either
             await store.leave(SUPERVISOR, at_once=True)
     progress = await store.progress()
     directory.update(*await transport.load_directory(-1))
@@ -151,9 +153,9 @@ async def _take_steps(
 
 
 async def _interceptor(server: RedisExperimentStore, exp_id: str, rules: Sequence[Rule], epoch: int) -> Interceptor:
-    """Return the interceptor, whose rules remember what they had judged in an earlier process."""
+    """Return the interceptor of a run. Its rules have the values that they stored in an earlier process of the run."""
     black_list = BlackList()
-    # A rule may have added pairs to a black list that was not given.
+    # In an earlier process a rule may have added pairs to the default black list, although the user passed none.
     added = [] if any(rule.name == black_list.name for rule in rules) else [black_list]
     names = [*OWN_TABLES, *(rule.name for rule in [*added, *rules] if rule.state is not None)]
     tables, answers = await server.read_tables(names)
@@ -165,7 +167,7 @@ async def _interceptor(server: RedisExperimentStore, exp_id: str, rules: Sequenc
 
 
 class _StateOnServer:
-    """Store of the rules' state on the server, for checkpoints, and for a later process that goes on with the run."""
+    """Writer of the rules' state to the server, from which checkpoints and resumed runs of this run read it."""
 
     def __init__(self, server: RedisExperimentStore, exp_id: str) -> None:
         self._server = server

@@ -1,14 +1,16 @@
-"""Look-ahead: agents run in later steps ahead of time, so that their remembered calls are under way early.
+"""Look-ahead: agents run steps ahead of time, so that their calls through `me.remember` begin early.
 
-An agent runs ahead in a step once it has ended the step before, and all agents that may send to it have, too. It runs
-on a copy of its state, with the messages that these agents have sent ahead. Nothing of what it does is committed: later
-the step itself runs as always, calls the model again, and finds the calls under way or answered. So what runs ahead can
-change no result. If it is wrong, for example because of a message from outside, a call was made in vain.
+An agent runs a step ahead of time once it has ended the step before, and so have all agents that may send to it. It
+runs on a copy of its state, and its inbox has the messages that these agents have sent ahead of time. Nothing of what
+it does is committed. Later the step itself runs as always: it calls the model again, and uses the calls through
+`me.remember` that are already under way or answered. So the look-ahead cannot change a result. If an agent does
+something else in the step itself, for example because the user has sent it a message, some calls were made in vain.
 
-Where it cannot be known what an agent does to others, the agents that it may reach wait for the step itself.
+If it cannot be known what an agent does to other agents, those to which it may send wait until the step itself has
+ended.
 
-Groups tell each other which agents have ended steps ahead, and what these have sent. If such news is lost, agents also
-wait for the step itself.
+Groups tell each other which agents have ended steps ahead of time, and what these agents have sent. If such news is
+lost, the agents that need it also wait until the step itself has ended.
 """
 
 import asyncio
@@ -49,17 +51,17 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-MOST_PAUSE: Final = 64  # after wrong guesses nothing runs ahead for up to this many steps
-_END_S: Final = 1.0  # calls that were cancelled get this time to end
+MOST_PAUSE: Final = 64  # if calls were made in vain, no agent runs ahead of time for up to this many steps
+_END_S: Final = 1.0  # the seconds in which calls through `me.remember` must end after they were cancelled
 
 
 class Ahead(NamedTuple):
-    """How far agents may run ahead of the open step, and where results of their calls are kept.
+    """The steps that agents may run now, also ahead of time, and how they do so.
 
-    The calls are those through `me.remember`.
-
-    `memories` has, by step, the store of results, for the open step and the later steps that may run ahead. `tell` is
-    `AheadNews.tell`, which tells the other groups about agents that run ahead (None: there are no other groups).
+    The keys of `memories` are the current step and the later steps that agents may run ahead of time. The values are
+    the stores for the results of calls through `me.remember` in these steps. `payload_bytes` is the size of the largest
+    payload, and `horizon` the most steps by which a message may be delivered later than it is sent. `tell` is
+    `AheadNews.tell`, which tells the other groups what agents have done ahead of time (None: nobody is told).
     """
 
     memories: dict[int, CallMemory]
@@ -69,18 +71,22 @@ class Ahead(NamedTuple):
 
     @property
     def last(self) -> int:
-        """Return the number of the last step that agents may run ahead of time, or -1 if there is none."""
+        """Return the number of the last step that agents may run now, or -1 if there is none.
+
+        It is the current step if no agent may run ahead of time.
+        """
         return max(self.memories, default=-1)
 
 
 class _Sent(NamedTuple):
     """A message that an agent has sent ahead of time. Such tuples sort in the order that messages have in an inbox.
 
-    `step` is the step in which it was sent. The other fields are those of a `ToldMessage`.
+    `step` is the step in which the message was sent, and `sender` the agent's key in this order, from `_rank`. The
+    other fields are those of a `ToldMessage`.
     """
 
     step: int
-    sender: tuple[int, int, str]  # the key by which ids are sorted, see `_rank`
+    sender: tuple[int, int, str]
     ordinal: int
     line: bytes
     topic: str
@@ -89,14 +95,15 @@ class _Sent(NamedTuple):
 
 
 def _rank(agent: AgentId) -> tuple[int, int, str]:
-    """Return the sort key of an id in the canonical order: ints come before strs."""
+    """Return a key by which ids of agents are sorted as in an inbox: ints come before strs."""
     return (1, 0, agent) if isinstance(agent, str) else (0, agent, "")
 
 
 class _ToldSent(NamedTuple):
-    """What an agent of another group has sent when it ran ahead in a later step.
+    """What an agent of another group has sent in a step that it ran ahead of time.
 
-    `begun` says how often the agent's `group` had begun anew to run ahead. What was told before that may be wrong.
+    `begun` is how often the agent's `group` had stopped its look-ahead, or begun it anew, before it told what was
+    `sent`. If the group has done so again since then, `sent` may be wrong.
     """
 
     group: str
@@ -105,9 +112,10 @@ class _ToldSent(NamedTuple):
 
 
 class _Circle(NamedTuple):
-    """Agents (`hearers`, by their numbers in the look-ahead) to which exactly the same agents may send.
+    """Agents to which exactly the same agents may send, so that they can begin a step at the same time.
 
-    `senders` is the number of the agents that may send to them.
+    `hearers` has these agents, by their numbers in the look-ahead. `senders` says how many agents may send to each of
+    them, where each agent also counts as its own sender.
     """
 
     senders: int
@@ -115,12 +123,14 @@ class _Circle(NamedTuple):
 
 
 class _StepAhead:
-    """A step that runs ahead: it takes the place of the group's `AgentLoop`, and of the open step, for its agents.
+    """A step that agents of a group run ahead of time.
 
-    `unclear` has those agents, by number, that did something whose effect on other agents is not known here.
+    For these agents, this object stands in for the `AgentLoop` and for the `Step`. It only notes what they send.
+    `unclear` has the agents, by their numbers in the look-ahead, that did something whose effect on other agents is not
+    known here, such as a broadcast.
     """
 
-    step = None  # agents that run ahead see no messages as blocked
+    step = None  # so `Agent.blocked` is empty
     sends = None
 
     def __init__(self, look: "LookAhead", number: int, calls: RememberedCalls, ahead: Ahead) -> None:
@@ -135,7 +145,7 @@ class _StepAhead:
         self.staying: set[int] = set()
         self.stopping: set[int] = set()
         self.unclear: set[int] = set()
-        # By the sender's place: the recipient, the step of delivery, the message.
+        # By the sender's place: for each of its messages, the recipient, the step of delivery, and the message.
         self.sent: defaultdict[int, list[tuple[AgentId | None, int, _Sent]]] = defaultdict(list)
         self._places = look.places
         self._ahead = ahead
@@ -165,7 +175,7 @@ class _StepAhead:
         subtopic: str = AGENT_CHAT,
         deliver_at: int | None = None,
     ) -> str:
-        """Note a question that an agent asks ahead of time; return the id that it will have.
+        """Note a question that an agent asks ahead of time; return the id that the question has in the step itself.
 
         Raises the same errors as `Step.ask`.
         """
@@ -215,14 +225,13 @@ class _StepAhead:
 class LookAhead:
     """The agents of a group that run in later steps ahead of time.
 
-    All methods except `prepare` are called in the model's event loop.
+    Methods are called in the model's event loop, or while that loop does not run. `news` gets each `Told` of another
+    group from any thread. Then `take_news` must be called.
 
     Each agent has a place, which is a number. The group's own agents have the first places. Agents of other groups get
     the following places when they become known here.
 
     Args: `reached` says to which agents of the group, according to the graph, agents of other groups may send.
-
-    The caller appends what other groups tell about their agents (`Told`) to `news`, and then calls `take_news`.
     """
 
     def __init__(
@@ -236,30 +245,34 @@ class LookAhead:
         self._most = concurrency
         self._reached = reached
         self.news: deque[Told] = deque()
-        # What other groups have told, by step and agent.
+        # What agents of other groups have sent ahead of time, by the step in which they sent it, and by agent.
         self._told: defaultdict[int, dict[AgentId, _ToldSent]] = defaultdict(dict)
-        self._begun = Counter[str]()  # by group, how often its look-ahead has begun anew
+        self._begun = Counter[str]()  # by group, how often its look-ahead has stopped or begun anew
         self._to_tell: list[ToldStep] = []
-        self._number = -1  # the open step
-        self._learned: set[tuple[AgentId, AgentId]] = set()  # edges that the graph does not have
-        self._answering: set[AgentId] = set()  # agents whom agents of other groups have asked
+        self._number = -1  # the number of the step that the group itself runs
+        # Pairs of sender and hearer that have no edge in the graph, although the sender has sent to the hearer.
+        self._learned: set[tuple[AgentId, AgentId]] = set()
+        self._answering: set[AgentId] = set()  # the group's agents that were asked by agents of other groups
         self._calls_of: Callable[[CallMemory], RememberedCalls] = _nothing
         self._ahead = Ahead({}, 0, 0)
         self._misses = 0
         self._paused_until = -1
-        self._in_vain = False  # calls of the last step were made in vain
-        self._wrong = False  # an edge is known now that was not known when agents began to run ahead
+        self._in_vain = False  # whether calls were made ahead of time for the last step, which did not need them
+        # Whether the next step must begin the look-ahead anew, because an edge was not known, or news was wrong.
+        self._wrong = False
         self._agents: Sequence[Agent] = []
         self._exp_id = ""
-        self._old: list[RememberedCalls] = []  # the calls of steps that are no longer run ahead
+        # For steps that agents no longer run ahead of time: their calls, if some are under way.
+        self._old: list[RememberedCalls] = []
         self._tasks: dict[int, asyncio.Task[None]] = {}  # the tasks of the agents that run, by the agents' places
         self._forget()
 
     def _forget(self) -> None:
         self.places = NO_PLACES
         self._far: dict[AgentId, int] = {}  # the places of agents of other groups
-        self._far_ids: list[AgentId] = []  # these agents, in the order of their places
-        self._tells: set[int] = set()  # the places of agents for which agents of other groups may wait
+        self._far_ids: list[AgentId] = []  # the agents of other groups, in the order of their places
+        # The places of agents whose ended steps other groups are told, because agents there may wait for them.
+        self._tells: set[int] = set()
         self._steps: dict[int, _StepAhead] = {}
         self._next: list[int] = []  # by the agent's place, the first step that the agent is not known to have ended
         self._running: dict[int, int] = {}  # by the agent's place, the step in which it runs
@@ -267,20 +280,22 @@ class LookAhead:
         self._stopped: list[bool] = []
         self._active: list[bool] = []
         self._circles: list[_Circle] = []
-        self._circles_of: list[list[int]] = []  # by the agent's place, the circles to which it may send
+        # By the agent's place, the indexes of those `_circles` to whose hearers the agent may send.
+        self._circles_of: list[list[int]] = []
         # By the agent's place, the places of all agents that may send to it, and its own place.
         self._senders: list[frozenset[int]] = []
-        # By step and circle: how many of the circle's senders have ended the step before.
+        # By step and index of a circle, how many of the circle's senders have ended the step before.
         self._ended: defaultdict[int, defaultdict[int, int]] = defaultdict(lambda: defaultdict(int))
         self._inboxes: defaultdict[int, defaultdict[int, list[_Sent]]] = defaultdict(lambda: defaultdict(list))
-        # By step and agent's place, how many messages it read.
+        # By step and agent's place, how many messages the agent had in its inbox when it ran the step ahead of time.
         self._counts: defaultdict[int, dict[int, int]] = defaultdict(dict)
-        self._real: dict[int, Messages] = {}  # the inboxes of the open step, by the agents' places
-        self._ready: list[tuple[int, int]] = []  # a heap of (step, agent's place) that may begin
-        # By step, the places of agents that wait until this step may run ahead.
+        # By the agent's place, its inbox in the step that the group itself runs, until the agent begins that step here.
+        self._real: dict[int, Messages] = {}
+        self._ready: list[tuple[int, int]] = []  # a heap of (step, place of an agent that may begin this step)
+        # By step, the places of agents that may begin this step as soon as `Ahead` has it.
         self._held: defaultdict[int, list[int]] = defaultdict(list)
 
-    # -- of the open step -----------------------------------------------------------------------------------------
+    # -- of the step that the group itself runs -------------------------------------------------------------------
 
     def begin(
         self,
@@ -292,11 +307,12 @@ class LookAhead:
         *,
         anew: bool,
     ) -> None:
-        """Begin to let agents run in later steps ahead of time, while the model runs for `step`, and after that.
+        """Let agents run in later steps ahead of time, while the group itself runs `step`, and after that.
 
-        Args: `agents` are the group's agents. `called` selects those for which the model is called in `step`.
-        `calls_of` makes the object that handles a step's calls through `me.remember`. With `anew`, the step runs again,
-        or the step before it ran in another process.
+        Args: `agents` are the group's agents. `called` selects, by their indexes, those for which the model is called
+        in `step`. `ahead` says which steps may run. `calls_of` makes the object that handles a step's calls through
+        `me.remember`. With `anew`, the step runs again, or the step before it ran in another process, so that what
+        agents have done ahead of time is dropped.
         """
         number = self._number = step.number
         self._calls_of = calls_of
@@ -330,7 +346,7 @@ class LookAhead:
         self.places, self.seed = step.places, step.seed
         senders = self._senders_by_graph()
         self._tells.update(place for agent in self._answering if (place := step.places.place(agent)) >= 0)
-        # Agents that hear exactly the same agents wait for them together, as one circle.
+        # Agents to which exactly the same agents may send are counted together, as one circle.
         together: dict[frozenset[int], list[int]] = {}
         for place, of_place in enumerate(senders):
             together.setdefault(frozenset(of_place), []).append(place)
@@ -350,16 +366,16 @@ class LookAhead:
         if self._ahead.tell is not None:
             self._ahead.tell([], anew=True)
         for told in sorted(self._told):
-            # What a group has not told again since it began anew may be wrong.
+            # What a group told before its look-ahead stopped or began anew may be wrong, so it is dropped.
             known = {agent: each for agent, each in self._told[told].items() if each.begun == self._begun[each.group]}
             self._told[told] = known
             for agent, each in known.items():
                 self._hear(agent, told, each.sent)
 
     def _senders_by_graph(self) -> list[set[int]]:
-        """Return, for each of the group's agents, the agents that may send to it, and itself, all as numbers.
+        """Return, for each of the group's agents, the agents that may send to it. Each agent is its own sender, too.
 
-        These numbers are the places of agents in this look-ahead.
+        Agents are given by their places, their numbers in this look-ahead.
         """
         place_of = self.places.place
         senders = [{place} for place in range(len(self.places))]
@@ -374,9 +390,9 @@ class LookAhead:
         return senders
 
     def _far_place(self, agent: AgentId) -> int:
-        """Return the number of an agent of another group in this look-ahead; give it one if it has none.
+        """Return the place of an agent of another group: the number by which this look-ahead refers to the agent.
 
-        These numbers come after those of the group's own agents.
+        An agent without a place gets the next free one.
         """
         found = self._far.get(agent)
         if found is None:
@@ -392,7 +408,10 @@ class LookAhead:
         return self.places[place] if place < count else self._far_ids[place - count]
 
     def _seed(self, step: Step, number: int, agents: "Sequence[Agent]", called: NDArray[np.intp] | slice) -> None:
-        """Let agents begin the open step, with its states and inboxes, if they have not run ahead that far."""
+        """Let copies of agents begin the step `number`, which the group itself runs now, with its states and inboxes.
+
+        Agents that have run this step ahead of time, or do so now, are left out.
+        """
         counts = step.heard_counts
         seeds = [
             place
@@ -418,7 +437,10 @@ class LookAhead:
                 self._end(place, number, ())
 
     def _differs(self, step: Step) -> bool:
-        """Return whether an agent read fewer or more messages when it ran ahead than it has in the step itself."""
+        """Return whether an agent has fewer or more messages in a step than it read when it ran the step ahead of time.
+
+        If so, note that the senders of these messages may send to the agent, although the graph may have no such edges.
+        """
         counts = step.heard_counts
         places = [place for place, count in self._counts.get(step.number, {}).items() if counts[place] != count]
         for hearer in (step.places[place] for place in places):
@@ -428,7 +450,7 @@ class LookAhead:
         return bool(places)
 
     def _pause(self, number: int) -> None:
-        """If calls through `me.remember` were made in vain, let nothing run ahead for some steps.
+        """If calls through `me.remember` were made in vain, let no agent run ahead of time for some steps.
 
         Each time that this happens, the number of these steps doubles, up to MOST_PAUSE.
         """
@@ -447,13 +469,13 @@ class LookAhead:
         self.stop()
 
     def unneeded(self) -> None:
-        """Record that calls through `me.remember` were made ahead of a step that has ended and did not need them."""
+        """Record that calls through `me.remember` were made ahead of time for a step that ended without using them."""
         self._in_vain = True
 
     def stop(self) -> set[asyncio.Task[Any]]:
-        """Let no agent run in a later step ahead of time any more.
+        """Let no agent run ahead of time until the next call of `begin`, and forget what agents did ahead of time.
 
-        Return the tasks of the calls through `me.remember` that are under way.
+        Calls through `me.remember` that are under way go on. Return their tasks.
         """
         for each in self._steps.values():
             self._retire(each)
@@ -467,10 +489,10 @@ class LookAhead:
         return {task for calls in self._old for task in calls.under_way}
 
     async def end(self, closed: int) -> None:
-        """Stop running agents ahead of time.
+        """Stop running agents ahead of time, and wait until no call through `me.remember` is under way.
 
-        Calls through `me.remember` for steps after `closed`, the last closed step, cost money even if they are given
-        up. So they get some time to end, and their results are kept.
+        Calls for steps after `closed`, the last step that the group has ended, are still needed if the run goes on
+        later. So these calls get CALLS_END_S seconds to end, and their results are kept. Other calls are cancelled.
         """
         self.stop()
         wanted: set[asyncio.Task[Any]] = set()
@@ -497,14 +519,14 @@ class LookAhead:
 
     @property
     def listens(self) -> bool:
-        """Return whether agents of other groups may send to agents of this group, so that their news must be read."""
+        """Return whether agents of other groups may send to agents of this group, so that `news` must be read."""
         return bool(self._far)
 
     @property
     def is_busy(self) -> bool:
-        """Return whether agents run ahead of the open step now, or calls that they have made there are under way.
+        """Return whether agents run ahead of time now, or calls through `me.remember` of stopped steps are under way.
 
-        The calls are those through `me.remember`.
+        A step is stopped if agents no longer run it ahead of time.
         """
         return bool(self._tasks or any(calls.under_way for calls in self._old))
 
@@ -520,7 +542,7 @@ class LookAhead:
     # -- ahead ----------------------------------------------------------------------------------------------------
 
     def _pump(self) -> None:
-        """Let agents begin to run ahead of time, as many as the limits allow, those in the earliest step first."""
+        """Let agents begin steps ahead of time, as many agents as the limits allow, and the earliest steps first."""
         while self._ready and len(self._tasks) < self._most:
             number, place = heappop(self._ready)
             if number > self._ahead.last:
@@ -561,7 +583,7 @@ class LookAhead:
             return
         del self._tasks[place], self._running[place]
         if state is None or place in step.unclear or agent.id in step.moves:
-            self._next[place] = number + 1  # the agents that it may reach wait for the step itself
+            self._next[place] = number + 1  # agents to which it may send wait until the step itself has ended
         else:
             self._states[place], self._stopped[place] = state, agent.stopped
             self._active[place] = not self.society.only_active or place in step.staying
@@ -577,6 +599,8 @@ class LookAhead:
 
     def _end(self, place: int, number: int, sent: Iterable[tuple[AgentId | None, int, _Sent]]) -> None:
         """Note that an agent has ended the step `number` ahead of time, and what it has sent.
+
+        Agents that have waited only for this agent become ready for the next step.
 
         Args: `place` is the agent's number in this look-ahead. Each item of `sent` is a recipient, the step of
         delivery, and the message.
@@ -602,8 +626,10 @@ class LookAhead:
     def _deliver(self, place: int, sent: Iterable[tuple[AgentId | None, int, _Sent]]) -> list[ToldMessage]:
         """Put what an agent has sent ahead of time into the inboxes of its recipients in this group.
 
-        Return the messages to agents of other groups, or [] if the sender itself is in another group. `place` is the
-        sender's number in this look-ahead, and `sent` is as for `_end`.
+        Return the messages to agents of other groups, or [] if the sender itself is in another group.
+
+        Args: `place` is the sender's number in this look-ahead. Each item of `sent` is a recipient, the step of
+        delivery, and the message.
         """
         count, far = len(self.places), list[ToldMessage]()
         for to_id, deliver, message in sent:
@@ -632,7 +658,7 @@ class LookAhead:
             self._ahead.tell(steps)
 
     def take_news(self) -> None:
-        """Take note of what other groups have told about their agents that run ahead, and remove it from `news`."""
+        """Take what other groups have told about their agents from `news`; let agents begin steps that this allows."""
         for old in [each for each in self._told if each < self._number]:
             del self._told[old]
         while self.news:
@@ -648,20 +674,23 @@ class LookAhead:
         self._pump()
 
     def _hear(self, agent: AgentId, number: int, sent: Sequence[ToldMessage]) -> None:
-        """Note that an agent of another group has ended a step, and what it has sent."""
+        """Note that an agent of another group has ended the step `number` ahead of time, and what it has sent there."""
         if self.places.place(agent) >= 0:  # it has come to this group
             return
         place, rank = self._far_place(agent), _rank(agent)
         messages = [(each.to, each.deliver, _Sent(number, rank, *each[2:])) for each in sent]
         if number >= self._next[place]:
             self._end(place, number, messages)
-        else:  # the step itself has ended, and the inboxes of the open step have what it has sent
+        else:  # the step itself has ended; only messages for later steps than the current one are not in inboxes yet
             self._deliver(place, [each for each in messages if each[1] > self._number])
 
     def _learn(self, sender: int, hearer: int) -> None:
-        """Note that one agent sends to another although the graph has no edge between them.
+        """Note that one agent may send to another, the hearer, although the graph may have no edge between them.
 
-        When the next step begins, the look-ahead begins anew with this edge.
+        If the hearer is in this group, the next step begins the look-ahead anew with this edge, unless the edge was
+        known. If the hearer is in another group, that group is told from now on which steps the sender has ended.
+
+        Args: `sender` and `hearer` are the agents' numbers in this look-ahead.
         """
         if hearer >= len(self.places):
             self._tells.add(sender)
@@ -671,9 +700,11 @@ class LookAhead:
             self._wrong = True
 
     def _messages(self, place: int, number: int, sent: list[_Sent]) -> Messages:
-        """Return an inbox with the messages `sent` ahead of time, in the order that they will have in the step.
+        """Return the inbox of an agent in the step `number`, which it runs ahead of time.
 
-        Args: the inbox is that of the agent with the number `place` in this look-ahead, in the step `number`.
+        The inbox has the messages `sent`, in the order that they have in the step itself.
+
+        Args: `place` is the agent's number in this look-ahead.
         """
         if not sent:
             return Messages(self._exp_id, [])

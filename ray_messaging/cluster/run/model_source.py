@@ -1,4 +1,4 @@
-"""The name and the source of a model, and digests of its inputs. A later call of `run` compares them."""
+"""The name of a model, and digests of its source and its inputs, by which a later call of `run` finds changes."""
 
 import dis
 import inspect
@@ -22,7 +22,8 @@ _INPUTS: Final = {
     "shared": "shared=",
 }  # fmt: skip
 _PLAIN = bool, int, float, str, type(None)
-# What is not a value that a model uses. The environment has variables that differ between any two shells.
+# The types of objects that do not count as values that a model uses. The last type is that of `os.environ`, which has
+# variables that differ between any two shells.
 _NO_VALUES = type, FunctionType, BuiltinFunctionType, ModuleType, type(os.environ)
 _WITH_CACHE: Final = type(lru_cache(len))
 _STANDARD_LIBRARY: Final = sysconfig.get_path("stdlib")
@@ -30,7 +31,10 @@ _encode = msgspec.msgpack.encode
 
 
 def name_of(function: object) -> str:
-    """Return the name of a function, or of an object's class, with its module. For several kinds, return all names."""
+    """Return the name of a function, or of an object's class, with its module.
+
+    For a dict of functions by kind of agents, return a text with all kinds and names.
+    """
     if isinstance(function, Mapping):
         return ", ".join(f"{kind}: {name_of(each)}" for kind, each in function.items())
     name = getattr(function, "__qualname__", None) or type(function).__qualname__
@@ -41,8 +45,8 @@ def source_of(model: object) -> str | None:
     """Return a digest of a model's file, or of the model's text if it is in a notebook or in the main program.
 
     If the model is in the program that calls `run`, the digest covers the text of the model, and of everything that the
-    model uses from the program. The rest of the program may change. Models of several kinds have one digest. If the
-    source cannot be read, the result is None.
+    model uses from the program. The rest of the program may change without changing the digest. A dict of models by
+    kind of agents has one digest. If the source cannot be read, the result is None.
     """
     if isinstance(model, Mapping):
         sources = {kind: source_of(each) for kind, each in model.items()}
@@ -62,9 +66,13 @@ def source_of(model: object) -> str | None:
 
 
 def _texts_in_program(code: Any, seen: set[object]) -> Iterator[str]:  # noqa: ANN401 - a function or a class
-    """Yield the text of a function or class, and of the functions, classes and plain values that it uses."""
+    """Yield the text of a function or class, and of the main program's functions, classes and values that it uses.
+
+    The values are plain ones, such as numbers. `seen` has the functions and classes that were yielded already.
+    """
     seen.add(code)
-    if getattr(code, "__name__", "") == "<lambda>":  # the source of a lambda includes the whole call around it
+    # The source of a lambda includes the whole call around it, so the compiled code stands for its text.
+    if getattr(code, "__name__", "") == "<lambda>":
         yield " ".join(_parts_of_code(code.__code__))
     else:
         yield inspect.getsource(code)
@@ -97,14 +105,14 @@ def values_used(model: object) -> dict[str, str | None]:
 
     These are the arguments of a partial, the variables of a closure, the defaults of parameters, and the attributes of
     an object. If the model is in the program that calls `run`, they are also the program's lists, dicts and other
-    objects that the model uses. If a value is a function of the user's, its text and its own values count. A digest is
-    None if the value has no digest.
+    objects that the model uses. If a value is itself a function of the user's, its digest covers its text, and the
+    values that this function uses are added. A digest is None if the value has no digest.
     """
     return _digests(_values_in(model, set()))
 
 
 def functions_among(values: Mapping[str, object]) -> dict[str, str | None]:
-    """Return digests of those values that are functions of the user's, and of the values that they use, by name."""
+    """Return, by name, digests of those `values` that are functions of the user's, and of what these functions use."""
     seen: set[int] = set()
     functions = [(name, value) for name, value in values.items() if _is_users(_without_cache(value))]
     return _digests(each for name, value in functions for each in _value(name, value, seen))
@@ -155,7 +163,7 @@ def _values_of_function(function: FunctionType, seen: set[int]) -> Iterator[tupl
             yield from _value(f"{variable!r} of {name}", cell.cell_contents, seen)
     for variable, value in _program_values(function):
         if _is_users(value):
-            if value.__module__ != "__main__":  # the source's digest has the text of functions in the program
+            if value.__module__ != "__main__":  # `source_of` covers the text of functions in the main program
                 yield f"{variable!r} of {name}", name_of(value)
             yield from _values_in(value, seen)
         elif not isinstance(value, _NO_VALUES):
@@ -163,7 +171,10 @@ def _values_of_function(function: FunctionType, seen: set[int]) -> Iterator[tupl
 
 
 def _value(name: str, value: Any, seen: set[int]) -> Iterator[tuple[str, object]]:  # noqa: ANN401 - of any kind
-    """Yield a value with its name. If it is a function of the user's, yield its text, and the values that it uses."""
+    """Yield (name, value). For a function of the user's, yield its text as the value, and then the values that it uses.
+
+    Functions whose values were yielded already are in `seen`.
+    """
     value = _without_cache(value)
     if not _is_users(value):
         yield name, value
@@ -176,9 +187,10 @@ def _value(name: str, value: Any, seen: set[int]) -> Iterator[tuple[str, object]
 
 
 def _is_users(value: object) -> bool:
-    """Return whether a value is a function of the user's, or a class of the program that calls `run`.
+    """Return whether a value is a function that the user has written, or a class of the program that calls `run`.
 
-    Functions of Python and of packages are not: in another version they may have other defaults.
+    Functions of Python and of installed packages do not count, because another version of them is no change of the
+    user's model.
     """
     if inspect.isfunction(value):
         file = value.__code__.co_filename
@@ -191,7 +203,7 @@ def _program_values(function: FunctionType) -> Iterator[tuple[str, Any]]:
     if function.__module__ == "__main__":
         for name in sorted({*_globals_in(function.__code__)} & function.__globals__.keys()):
             value = _without_cache(function.__globals__[name])
-            if not isinstance(value, _PLAIN):  # a plain value is in the source's digest
+            if not isinstance(value, _PLAIN):  # `source_of` covers plain values
                 yield name, value
 
 
@@ -203,7 +215,10 @@ def _globals_in(code: CodeType) -> Iterator[str]:
 
 
 def changed_values(now: Mapping[str, str | None], before: Mapping[str, str | None]) -> list[str]:
-    """Return the names of the values that differ between two results of `values_used`."""
+    """Return the names of the values that differ between two results of `values_used`, or that only one of them has.
+
+    A value that has no digest in one of them is left out, because it cannot be compared.
+    """
     differ = {name for name in now.keys() & before.keys() if now[name] != before[name]}
     unknown = {name for name in differ if None in (now[name], before[name])}
     return sorted((differ - unknown) | (now.keys() ^ before.keys()))
@@ -212,10 +227,11 @@ def changed_values(now: Mapping[str, str | None], before: Mapping[str, str | Non
 def inputs_of(agents: Any, graph: object, shared: object, plans: Sequence[GroupPlan]) -> dict[str, str | None]:  # noqa: ANN401 - a DataFrame, or ids
     """Return digests of a run's inputs, by name: "agents" (their DataFrame), "graph" and "shared".
 
-    A digest is None if the input was not given, or has no digest.
+    If there are kinds of agents, "kinds" has a digest of which agents are of which kind. A digest is None if the input
+    was not given, or has no digest.
     """
     frame = agents if hasattr(agents, "itertuples") and hasattr(agents, "sort_index") else None
-    with suppress(TypeError):  # the ids have several types
+    with suppress(TypeError):  # ids of several types, such as int and str, cannot be sorted
         frame = None if frame is None else frame.sort_index()
     ends = [[neighbours for _, neighbours in plan.rows.values()] for plan in plans]
     kinds = [{kind: [*found] for kind, found in sorted(plan.kinds.items())} for plan in plans]
@@ -246,9 +262,9 @@ def facts_of(model: object, until: int | None, options: RunOptions, inputs: Mapp
 
 
 def changes_of(now: Mapping[str, Any], before: Mapping[str, Any]) -> Iterator[str]:
-    """Yield a line for each input of a run, such as the graph, that differs from the input of the last call of `run`.
+    """Yield a line for the user for each input, such as the graph, that differs between two calls of `run`.
 
-    Args: `now` and `before` have the digests of the inputs of both calls.
+    Args: `now` has the digests of the inputs of this call, and `before` those of the call before it.
     """
     for name, what in _INPUTS.items():
         given = now.get(name), before.get(name)
@@ -260,9 +276,11 @@ def changes_of(now: Mapping[str, Any], before: Mapping[str, Any]) -> Iterator[st
 
 
 def change_of(now: Mapping[str, Any], before: Mapping[str, Any]) -> str | None:
-    """Return a line that says that a run's model has changed, or None if its source and values are the same as before.
+    """Return a line for the user that says that a run's model has changed, or None if no change is found.
 
-    If version 1.0.0 wrote `before`, which then has no values, only the sources are compared.
+    Args: `now` and `before` are the facts about this and an earlier call of `run`, from `facts_of`. The sources are
+    compared if both are known. The values that the model uses are compared unless `before` lacks them, because version
+    1.0.0 has written it.
     """
     sources = now["source"], before.get("source")
     if None in sources or sources[0] == sources[1]:

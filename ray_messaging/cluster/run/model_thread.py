@@ -1,6 +1,6 @@
-"""The thread in which a group's model runs, and the search for the agent that blocks the thread.
+"""The thread in which a group's model runs, and the search for an agent whose code blocks this thread's event loop.
 
-Between two awaits, only one agent's code runs in the model's event loop. This is called a turn of the agent.
+Only one agent's code runs at a time. The time between two awaits in which an agent's code runs is called its turn.
 """
 
 import asyncio
@@ -24,23 +24,24 @@ logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
 _SHORT_S: Final = 0.02
-BLOCKING_S: Final = 0.1  # seconds after which a turn is slow; asyncio's debug mode has the same limit
+BLOCKING_S: Final = 0.1  # a turn of so many seconds blocks other agents; asyncio's debug mode has the same limit
 
 
 class ModelThread:
     """One thread for all calls of a model, with an event loop of its own for async models.
 
-    A short call blocks the actor's event loop, for at most 20 ms, because waking the loop for the result would take up
-    to a twentieth of a small step. If a call takes longer, the next call does not block the loop. So other calls of the
-    actor may be delayed by 20 ms.
+    If the last call of the model took at most 20 ms, the next one blocks the actor's own event loop until it ends, but
+    for at most 20 ms. Waking that loop for the result would take up to a twentieth of a small step. So other calls of
+    the actor may be delayed by 20 ms.
     """
 
     def __init__(self) -> None:
         self._thread = ThreadPoolExecutor(1, "model")
-        self._short = True  # whether the last call was short
+        self._short = True  # whether the last call took at most _SHORT_S
         self._last: Future[Any] | None = None  # the last call
-        self._loop: asyncio.AbstractEventLoop | None = None  # one for all steps, because clients are bound to it
-        self._between: Future[None] | None = None  # the future of the loop's run between two calls
+        # The model's event loop is the same in all steps, because clients that the model has opened are bound to it.
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._between: Future[None] | None = None  # while `go_on` lets the loop run: ends when the loop has stopped
 
     async def call(
         self,
@@ -48,11 +49,13 @@ class ModelThread:
         *args: Any,  # noqa: ANN401 - the function's
         look: Callable[[], float | None] | None = None,
     ) -> T:
-        """Call a plain function in the thread; raise the exceptions of the function, see `raising`.
+        """Call a plain function in the thread; return its result, or raise its exception.
 
-        Args: `look` is called repeatedly, and returns the number of seconds until its next call. If `look` raises an
-        exception, this call raises it, even if the function has not ended. With `look`, the actor's event loop is not
-        blocked.
+        A StopIteration becomes a RuntimeError.
+
+        Args: `look` is called repeatedly, in the actor's event loop. It returns the number of seconds until its next
+        call (None: when the function has ended). If `look` raises an exception, this method raises it, even if the
+        function has not ended. With `look`, the actor's event loop is not blocked.
         """
         began = perf_counter()
         await self.pause()
@@ -75,12 +78,12 @@ class ModelThread:
             self._short = perf_counter() - began <= _SHORT_S
 
     def go_on(self) -> None:
-        """Let the tasks that models have begun in their event loop run on until the next call."""
+        """Let the tasks in the model's event loop, such as calls through `me.remember`, run on until the next call."""
         if self._loop is not None and self._between is None:
             self._between = self._thread.submit(self._loop.run_forever)
 
     async def pause(self) -> None:
-        """Stop the models' event loop, which `go_on` has let run between two calls."""
+        """Stop the model's event loop, if `go_on` has let it run; return when it stands still."""
         if self._between is not None:
             assert self._loop is not None
             between, self._between = self._between, None
@@ -88,28 +91,34 @@ class ModelThread:
             await asyncio.wrap_future(between)
 
     def wait_for(self, coroutine: Coroutine[Any, Any, T]) -> T:
-        """Run a coroutine to its end. Call this in the model's thread."""
+        """Run a coroutine to its end in the model's event loop; return its result. Call this in the model's thread."""
         if self._loop is None:
             self._loop = asyncio.new_event_loop()
             finalize(self, _close, self._loop)
         return self._loop.run_until_complete(coroutine)
 
     async def close(self) -> None:
-        """Close the models' event loop. What lives in it, such as the connections of a client, ends too.
+        """Close the model's event loop, and with it what lives in the loop, such as the connections of a client.
 
-        If a model does not return, the loop is not closed.
+        If the model's last call has not ended, the loop is not closed.
         """
         if self._loop is not None and self._last is not None and self._last.done():
             await self.pause()
             await asyncio.wrap_future(self._thread.submit(_end, self._loop))
 
     def soon(self, function: Callable[[], object]) -> None:
-        """Call a function in the thread's event loop, from any thread, as soon as that loop runs."""
+        """Schedule a function in the model's event loop, from any thread. It is called as soon as that loop runs.
+
+        If there is no loop yet, because no async model was called, the function is not called.
+        """
         if self._loop is not None:
             self._loop.call_soon_threadsafe(function)
 
     def tell(self, function: Callable[..., object], *args: Any) -> bool:  # noqa: ANN401 - the function's
-        """Schedule a function in the thread's event loop, from any thread; return False if that loop does not run."""
+        """Schedule a function in the model's event loop, from any thread; return whether that loop runs now.
+
+        If it does not run, the function is not called.
+        """
         if self._loop is None or not self._loop.is_running():
             return False
         self._loop.call_soon_threadsafe(function, *args)
@@ -127,10 +136,10 @@ def _close(loop: asyncio.AbstractEventLoop) -> None:
 
 
 class Holder:
-    """Record of the agent whose turn it is, and of the longest turn of the step.
+    """Record of the agent whose code runs now, and of the longest turn of the step.
 
-    A turn is the time between two awaits, in which only one agent's code runs. The first long turn is logged as a
-    warning.
+    A turn is the time between two awaits in which an agent's code runs, and no other agent's. The first turn of at
+    least BLOCKING_S seconds is logged as a warning.
     """
 
     def __init__(self, group: str) -> None:
@@ -148,9 +157,9 @@ class Holder:
         self._now = agent, perf_counter()
 
     def end(self, what: str) -> None:
-        """Record that an agent's code has ended, or awaits something.
+        """Record that the code of the agent has ended, or awaits something; warn if it has run too long.
 
-        Args: `what` is the name, for a warning, of what the agent ran.
+        Args: `what` is the name of this code in a warning, such as "the model".
         """
         assert self._now is not None
         (agent, began), self._now = self._now, None
@@ -168,9 +177,11 @@ class Holder:
             )  # fmt: skip
 
     def longest(self, now: float) -> "tuple[Agent | None, float]":
-        """Return the agent whose code has run longest without an await in this step, and its seconds.
+        """Return the agent whose code has run longest without an await in this step, and for how many seconds.
 
-        The agent is None if no agent's code has run for long.
+        The agent is None, and the seconds are 0, if no agent's code has run for at least BLOCKING_S seconds.
+
+        Args: `now` is the value of `perf_counter`, by which code that still runs is timed.
         """
         turn = self._now
         running = (None, 0.0) if turn is None or now - turn[1] < BLOCKING_S else (turn[0], now - turn[1])
@@ -178,9 +189,9 @@ class Holder:
 
 
 class Turns(Awaitable[T]):
-    """An awaitable call of an agent. Its turns, the times between two awaits, are recorded.
+    """An awaitable that awaits a call of an agent, and records in `holder` when the code of this call runs.
 
-    Args: `what` is the name, for a warning, of what the agent runs.
+    Args: `what` is the name of the call in a warning, such as "the model".
     """
 
     __slots__ = ("_agent", "_call", "_holder", "_what")

@@ -1,6 +1,7 @@
-"""Warnings about a model that stores data, or draws random numbers, outside of its agents.
+"""Warnings about a model that stores data outside of its agents' states, or draws from shared random generators.
 
-Other groups do not have such data, and the data are lost in a restart.
+Other groups do not have such data, and the data are lost in a restart. The generators of the module `random` and of
+numpy are shared by all agents of a process, so their numbers differ if the number of groups does.
 """
 
 import logging
@@ -21,7 +22,7 @@ from ray_messaging.cluster.run.content_digest import content_digest
 logger = logging.getLogger(__name__)
 
 _SHARE: Final = 100  # the checks take at most 1/_SHARE of a run's time
-_FUNCTIONS: Final = 200  # the most functions whose names are looked up
+_FUNCTIONS: Final = 200  # the most functions that are searched for the objects that a model uses
 _FIRST_STEPS: Final = 20
 _MT_BYTES: Final = 625 * 4
 _PAGE: Final = "(docs/repeatability.md)"
@@ -31,25 +32,25 @@ _LONGEST_S: Final = 0.1  # the most seconds for all digests before a step, or af
 class ModelWatch:
     """The checks of one group's model. Each problem is logged once, as a warning.
 
-    All of the first steps are checked. After them, steps are checked so seldom that checks take at most a hundredth of
-    the run's time.
+    Stored data are checked so seldom that the checks take at most a hundredth of the run's time. Random numbers are
+    also checked in each of the first steps.
 
     Args: `given` maps names to the objects that a model gets and must not change. `told` has the names of the problems
-    that this run has already logged; groups in one process share it.
+    that this run has already logged. Groups in one process share this set.
     """
 
     def __init__(self, model: object, given: Mapping[str, object], told: set[str] | None = None) -> None:
         self._model = model
         self._given = given
         self._told: set[str] = set() if told is None else told
-        # By an object's name, the number of a step, and the object's digest before this step.
+        # For each object by name: the number of a step, and the object's digest before this step.
         self._before: dict[str, tuple[int, str | None]] = {}
         self._begun = 0
         self._next = 0.0  # the time of the next check
 
     @contextmanager
     def over(self, step: int) -> Iterator[None]:
-        """Return a context manager for a step, which checks the model after the step, if a check is due."""
+        """Return a context in which the step runs. At its end, the model is checked, if a check is due."""
         began = perf_counter()
         due = began >= self._next
         if not due and self._begun >= _FIRST_STEPS:
@@ -74,7 +75,10 @@ class ModelWatch:
 
     @contextmanager
     def _off_at_an_error(self) -> Iterator[None]:
-        """Return a context manager that ends all checks if one raises an error. The run itself must go on."""
+        """Return a context for a check. If the check raises an error, the error is logged, and no more checks are made.
+
+        The run itself goes on.
+        """
         try:
             yield
         except (Exception, SystemExit) as error:  # noqa: BLE001 - the user's objects may raise any error
@@ -88,7 +92,7 @@ class ModelWatch:
                 )  # fmt: skip
 
     def _compare(self, step: int) -> None:
-        """Log which of the objects that outlive a step have changed since the last comparison."""
+        """Log which of the objects that the model uses outside of its agents have changed since the last comparison."""
         for name, now in _digests(self._kept()).items():
             since, before = self._before.get(name, (step, None))
             if None not in (before, now) and before != now:
@@ -124,7 +128,7 @@ class ModelWatch:
 
 
 def _digests(kept: Mapping[str, object]) -> dict[str, str | None]:
-    """Return, by name, a digest of each object, or None if the object has no digest or no time is left."""
+    """Return, by name, a digest of each object, or None for an object without a digest, or if the time is used up."""
     end = thread_time() + _LONGEST_S
     found = {}
     for name, value in kept.items():
@@ -142,7 +146,10 @@ def _drawn() -> dict[str, object]:
 
 
 def _named(model: object) -> dict[str, object]:
-    """Return, by name, the objects in globals and closures that a model uses, without modules and classes."""
+    """Return, by name, the objects in globals and closures that a model, and the functions that it calls, use.
+
+    Functions, modules and classes are left out.
+    """
     found: dict[str, object] = {}
     left, seen = [*model.values()] if isinstance(model, Mapping) else [model], set[int]()
     while left and len(seen) < _FUNCTIONS:
@@ -162,7 +169,8 @@ def _named(model: object) -> dict[str, object]:
 def _function_of(model: Any, found: dict[str, object]) -> FunctionType | None:  # noqa: ANN401 - what can be called
     """Return the Python function that runs when `model` is called, or None if there is none.
 
-    If `model` is a method or an object with `__call__`, its object is added to `found`.
+    If `model` is a method, the object of the method is added to `found`. If it is an object with `__call__`, this
+    object is added.
     """
     while issubclass(type(model), partial | MethodType):
         if issubclass(type(model), MethodType):

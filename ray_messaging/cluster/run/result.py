@@ -30,8 +30,8 @@ class CallCounts(NamedTuple):
     `model` counts the calls in which the function itself was called. `kept` counts results that were stored when the
     same step ran before, and failed, `parent` results from the parent of a fork, and `store` results from the store of
     `Calls(store=)`. `failed` counts calls that have used tokens, but failed. `spent` is True if the run ended because
-    the budget of `Calls(budget=)` was spent. `unused` counts calls that were made ahead of their step, but that the
-    step did not need.
+    the budget of `Calls(budget=)` was spent. `unused` counts calls that were made ahead of time, as
+    wait_for="neighbours" allows, but that their step did not need.
 
     `input_tokens` and `output_tokens` were used in this run, also by failed tries. `cached_tokens` are a part of the
     `input_tokens`. `cost` is the cost of these tokens by the prices of `Calls(cost=)`, in `currency`. `saved_tokens`
@@ -57,12 +57,12 @@ class CallCounts(NamedTuple):
 
     @property
     def cost(self) -> Decimal:
-        """Return the exact cost of this run's calls through `me.remember`."""
+        """Return the exact cost of this run's calls through `me.remember`, in `currency`."""
         return money_of(self.cost_parts)
 
     @property
     def saved_cost(self) -> Decimal:
-        """Return what the answers from the store of calls would have cost in this run."""
+        """Return what the answers that came from the store of `Calls(store=)` would have cost in this run."""
         return money_of(self.saved_parts)
 
     def __str__(self) -> str:
@@ -70,7 +70,7 @@ class CallCounts(NamedTuple):
 
     @classmethod
     def together(cls, counts: Iterable[Self]) -> Self:
-        """Return the sums of the counts of several runs that have the same currency."""
+        """Return the sums of counts that have the same currency. `spent` is True if it is True in one of the counts."""
         found, whole = [*counts], Counter[str]()
         for each in found:
             whole.update({name: value for name, value in each._asdict().items() if name not in ("spent", "currency")})
@@ -79,7 +79,10 @@ class CallCounts(NamedTuple):
 
 
 def calls_text(counts: Mapping[str, int], currency: str) -> str:
-    """Return a text with the numbers of calls through `me.remember`, tokens and money; "" if there are none."""
+    """Return a text with the numbers of calls through `me.remember`, tokens and money; "" if there are none.
+
+    Args: `counts` has fields of `CallCounts`, and may have the number of "waiting" calls.
+    """
     told = {
         "calls": counts.get("model", 0),
         "answered before": counts.get("kept", 0) + counts.get("parent", 0),
@@ -176,7 +179,10 @@ class Result:
         return data_frame(columns | {name: ids}).set_index(name).rename_axis("agent")
 
     def _by_agent(self) -> tuple[list[AgentId], dict[Any, Any]]:
-        """Return all agents in ascending order, and the groups' arrays, joined into columns in the same order."""
+        """Return all agents in ascending order, and a dict of columns, by the names of the groups' arrays.
+
+        A column has the values of all groups, in the order of the agents.
+        """
         ids = [agent for group in self.ids.values() for agent in group.tolist()]
         order = sorted(range(len(ids)), key=lambda place: (isinstance(ids[place], str), ids[place]))
         parts = [
@@ -199,10 +205,11 @@ def gathered(
     collected: Any,  # noqa: ANN401 - a pyarrow.Table
     currency: str = "",
 ) -> Result:
-    """Return the result of a run from the groups' results.
+    """Return the result of a run from the groups' results, `parts`.
 
-    Args: `by_rules` says how rules for whole steps have changed the counts in `fates`. If `digests` is a function, it
-    is called when the digests are first read. `currency` is the currency of the prices of calls.
+    Args: `until` is the step before which the run was to end; if it has ended earlier, the result is `stopped`.
+    `by_rules` has what rules for whole steps add to the numbers of messages by fate. If `digests` is a function, it is
+    called when the digests are first read. `currency` is the currency of the prices of calls.
     """
     ended = min(part.until for part in parts)
     fates = sum((part.fates for part in parts), Counter[str]())
@@ -229,20 +236,20 @@ def gathered(
 
 
 def say_cost(result: Result) -> Result:
-    """Write the cost of a run's calls to stderr, if they have prices; return the run's result."""
+    """Write the numbers of a run's calls and their cost to stderr, if calls have prices; return `result` unchanged."""
     if result.calls.currency and (text := str(result.calls)):
         sys.stderr.write(f"{text}\n")
     return result
 
 
 def states_of(parts: Sequence["GroupResult"]) -> dict[AgentId, dict[str, Any]]:
-    """Return the states of all groups, ints before strs."""
+    """Return the states of all agents, or with by="group" of all groups, sorted by their ids, ints before strs."""
     states = {key: state for part in parts for key, state in part.states.items()}
     return {key: states[key] for key in sorted(states, key=lambda key: (isinstance(key, str), key))}
 
 
 def cause_of(error: StepFailed) -> RuntimeError | None:
-    """Return an error whose traceback has only the frames of the user's own code; None if no such frames are known.
+    """Return an error whose text is the traceback within the user's own code, or None if there is no such traceback.
 
     The user sees this error as the cause of the failed step.
     """
@@ -250,7 +257,10 @@ def cause_of(error: StepFailed) -> RuntimeError | None:
 
 
 def series_frame(table: Any) -> Any:  # noqa: ANN401 - a pyarrow.Table, and a pandas.DataFrame
-    """Return a table of collected values as a DataFrame, whose index is the step, or the step and the agent."""
+    """Return a table of collected values as a DataFrame, whose index is the step, or the step and the agent.
+
+    Raises: ConfigError if `table` is None, because the run had no `collect=`; ImportError if pandas is not installed.
+    """
     if table is None:
         raise ConfigError(
             "this call of run had no collect=, so it has no series: pass collect=, such as collect=lambda me: "
@@ -269,7 +279,7 @@ def series_frame(table: Any) -> Any:  # noqa: ANN401 - a pyarrow.Table, and a pa
 
 
 def _columns(states: Sequence[Mapping[Any, Any]]) -> dict[Any, list[Any]]:
-    """Return, for each key of any state, the list of the key's values in all states; None where a state lacks it."""
+    """Return, for each key of the states, a list of its values in all states, with None for a state without the key."""
     keys = dict.fromkeys(key for state in states for key in state)
     return {key: [state.get(key) for state in states] for key in keys}
 
@@ -280,9 +290,11 @@ def _is_of(array: NDArray[Any], ids: NDArray[Any]) -> bool:
 
 
 def _joined(parts: Sequence[tuple[int, NDArray[Any] | None]]) -> NDArray[Any] | list[Any]:
-    """Join the arrays of groups. If they differ in type or shape, or if one is missing, return a list of values.
+    """Join the arrays that groups have under the same name.
 
     Args: `parts` has, for each group, its number of agents, and its array (None: the group lacks it).
+    Returns: an array if the arrays of all groups have one dimension and the same type. Otherwise a list with the row of
+    each agent, which is None in a group without the array.
     """
     filled = [(rows, array) for rows, array in parts if rows]
     arrays = [array for _, array in filled if array is not None]

@@ -54,30 +54,33 @@ _CLOSE_S = 10.0  # the longest wait until groups have left their mailboxes, once
 _LOOK_S = 0.25  # seconds between two checks of the progress
 _NODES_EVERY = 8  # every n-th check of the progress also looks for lost machines
 _COUNTED_S = 0.1  # the longest wait for the groups' numbers of calls through `me.remember`
-_SEAL_S = 0.5  # the longest wait of one call for the commit of steps
-_TOLD_S = 1.0  # the longest wait for the groups' answers that they will end early
+_SEAL_S = 0.5  # the most seconds that one call of `Opening` waits until all groups have committed their steps
+_TOLD_S = 1.0  # the longest wait until groups have answered that they will end early
 _REMEDY = "resume with the same agents and groups, or begin anew by on_existing='reset'"
 
 
 class RunActors:
-    """Actors that have run a model, and that are kept for the next run, by group.
+    """The actors of groups that have run a model, and are kept for the next run.
 
-    The kept actors have left their mailboxes. They are ended after a minute without a run.
+    Kept actors have left their mailboxes. They are ended after a minute without a run.
     """
 
     def __init__(self) -> None:
         self.run: Run | None = None  # the run of `start_run` that is not closed, and waits between two of its steps
         self.inputs: Mapping[str, Any] = {}  # digests of the arguments of the last call of `run`
-        self.turns = itertools.count(1)  # the numbers of the calls of the actors' `run`
+        self.turns = itertools.count(1)  # gives each call of the actors' `run` a number
         self._kept: dict[str, Any] = {}
-        self._options: Mapping[str, Mapping[str, Any]] = {}  # by group, the options in the last call of `take`
+        self._options: Mapping[str, Mapping[str, Any]] = {}  # by group, the options of its actor, from the last `take`
         self._end: threading.Timer | None = None
         self._lock = threading.Lock()
 
     def take(self, groups: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
-        """Return the kept actors of some groups that can be used for another run, and end all other kept actors.
+        """Return the kept actors that can be used for a new run, by group, and end all other kept actors.
 
-        Args: `groups` has the options of each group's actor; an actor that started with other options is not used.
+        An actor can be used if it started with the options that the new run has for its group, and if no file of a
+        module that it has imported has changed.
+
+        Args: `groups` has the options of the actor of each group of the new run.
         """
         kept, before, self._options = self._detach(), self._options, groups
         same = {name for name, options in groups.items() if before.get(name) == options}
@@ -87,7 +90,10 @@ class RunActors:
         return found
 
     def keep(self, actors: Mapping[str, Any]) -> None:
-        """Let actors leave the mailboxes of a run that has ended, and keep them for the next run."""
+        """Let the actors of a run that has ended leave their mailboxes, and keep them for the next run.
+
+        Actors that do not manage to leave are ended.
+        """
         calls = {actor.rest.remote(): name for name, actor in actors.items()}
         rested = {calls[done] for done in attempt([*calls])}
         _end({name: actor for name, actor in actors.items() if name not in rested})
@@ -128,10 +134,11 @@ def _end(actors: Mapping[str, Any]) -> None:
 
 
 class EarlyEnd:
-    """Context in which Ctrl-C ends a run after the open step. A second Ctrl-C raises KeyboardInterrupt as usual.
+    """Context in which Ctrl-C ends a run after the step that groups have already begun.
 
-    From the first Ctrl-C to the end of the context, no step begins. If the steps are paused, they stay paused. Python
-    handles signals only in the main thread, so in other threads this context does nothing.
+    A second Ctrl-C raises KeyboardInterrupt as usual. Once `tell` was called, no step begins until the end of the
+    context. Steps that the user has paused stay paused. Python handles signals only in the main thread, so in other
+    threads this context does not handle Ctrl-C.
 
     Args: `turn` is the number of the current call of the actors' `run`.
     """
@@ -142,8 +149,8 @@ class EarlyEnd:
         self._actors = actors
         self._turn = turn
         self._former: Any = None  # the earlier handler of Ctrl-C
-        self._holds = False  # whether this object may have stopped the steps
-        self._name = secrets.token_hex(8)  # the name of the hold
+        self._holds = False  # whether this object has asked that no step begins
+        self._name = secrets.token_hex(8)  # the name under which it asks this
 
     def __enter__(self) -> Self:
         if threading.current_thread() is threading.main_thread():
@@ -152,7 +159,7 @@ class EarlyEnd:
 
     def __exit__(self, *_error: object) -> None:
         self._restore()
-        if self._holds:  # the call is made before the wait, which another Ctrl-C may end
+        if self._holds:  # even if another Ctrl-C ends the wait for the answer, the call was made
             result(self._interceptor.release_steps.remote(self._name), actor_name="the interceptor")
 
     def _restore(self) -> None:
@@ -166,20 +173,24 @@ class EarlyEnd:
         sys.stderr.write("\nthe run ends after the open step; Ctrl-C once more ends it at once\n")
 
     def tell(self) -> None:
-        """Tell all groups to end after the open step. Call this repeatedly, because groups may restart."""
+        """Let no further step begin, and tell all groups to end after the last step that has begun.
+
+        Call this repeatedly until the groups have ended, because a group that restarts has forgotten it.
+        """
         self._holds = True
         last = result(self._interceptor.hold_steps.remote(self._name), actor_name="the interceptor")
         told = [actor.end_after.remote(last, self._turn) for actor in self._actors]
         wait(told, num_returns=len(told), timeout=_TOLD_S)
-        # This also wakes the groups that wait for a step.
+        # This second call wakes the groups that wait for a step.
         result(self._interceptor.hold_steps.remote(self._name), actor_name="the interceptor")
 
 
 class Opening:
-    """A step that is opened for all groups of a run at once, before the calls that run it have reached the groups.
+    """A step that the interceptor opens for all groups of a run at once, so that the groups need not ask for it.
 
-    So the groups need not ask for the step. `call` is a call that ends when the groups have committed the steps before
-    `until`, or after a short time. It is None after an error; then the groups ask for the step themselves.
+    `call` is a call of the interceptor that ends when all groups have committed the steps before `until`, or after a
+    short time. It is None once all groups have committed these steps, and also after an error. After an error, the
+    groups ask for the step themselves.
     """
 
     def __init__(self, interceptor: Any, step: int, until: int, groups: list[str]) -> None:  # noqa: ANN401 - an actor
@@ -188,13 +199,13 @@ class Opening:
         self.call: Any = self._go_on(groups, _SEAL_S)
 
     def has_ended(self) -> bool:
-        """Return whether all groups have committed the steps.
+        """Wait for `call`; return whether all groups have committed the steps before `until`.
 
         If they have not, `call` is replaced by a new call that waits for them, or by None if the last call failed.
         """
         try:
             sealed: int = get(self.call)
-        except (RayError, MessagingError):  # such as the restart of the interceptor, or a cut
+        except (RayError, MessagingError):  # for example, the interceptor restarts, or the server cannot be reached
             self.call = None
             return False
         self.call = self._go_on([], _SEAL_S) if sealed < self._until - 1 else None
@@ -254,7 +265,7 @@ class Run(AbstractContextManager["Run"]):
         shared_ref = sent("shared", shared, put)
         name = secrets.token_hex(8)
         given = RunInputs(model_ref, options_ref, shared_ref, plan_refs, parent, change, seats, ahead, name)
-        # The groups get a reference in a list, because Ray would replace a plain reference by its value.
+        # The reference is in a list, because Ray would replace a plain reference by its value in each call.
         self._given = [sent("the run", (messaging, given), put)]
         self._actors = actors = kept.take({name: places.key(name) for name in plan_refs})
         self._open = True
@@ -341,10 +352,11 @@ class Run(AbstractContextManager["Run"]):
     ) -> list[GroupResult]:
         """Run the steps before `until`; return the groups' results.
 
-        Between the steps, a fork checks and sends messages, see `Fork`.
+        If the run is a fork, messages of its parent are checked and sent before some of the steps (see `Fork`).
 
-        Args: `with_states` and `stands` are as for `RunActor.run`. `opened` says that the caller has opened the first
-        step.
+        Args: with `with_states` the results have the agents' states, or, if it is "called", at least the states of the
+        agents for which the last step called the model. With `stands`, the groups wait for a next call of this method,
+        which then begins sooner. `opened` says that the caller has opened the first step.
         """
         if self._messaging._fork is not None:
             for step, act in self._messaging._fork.stops(self.step, until):
@@ -394,12 +406,13 @@ class Run(AbstractContextManager["Run"]):
                     if any(part.spent for part in self._parts):
                         break
                 last = self.step if looks else until
-                # News of each of several steps would cost more than to wait for the groups' answers.
+                # If several steps run, waiting for the groups' answers costs less than being told of each commit.
                 early = not with_states and last == self.step + 1
                 parts = watch(go_on(last, early=early, with_states=with_states, stands=stands), early=early)
                 self.step = min((part.until for part in parts), default=last)
-                # Rules for whole steps judge the last step after the groups. If there are none, the group that commits
-                # the step last knows that the step is sealed, and asking the server would take another round trip.
+                # If there are rules for whole steps, they judge the last step after the groups have committed it, so
+                # the run waits for them. Otherwise the group that commits the step last knows that all groups have
+                # committed it, and asking the server would take another round trip.
                 if parts and max(part.sealed for part in parts) < self.step - 1:
                     self._messaging.steps.wait(self.step)
         self._spent = any(part.spent for part in (*parts, *(self._parts if looks else ())))
@@ -411,7 +424,10 @@ class Run(AbstractContextManager["Run"]):
         return parts
 
     def _is_fulfilled(self) -> bool:
-        """Return whether the last step has fulfilled the condition that ends the run."""
+        """Return whether the condition that ends the run is fulfilled after the last step.
+
+        It is checked once for each step in which values were collected.
+        """
         last = self.step - 1
         if last <= self._looked or not self._when.looks_at(last):
             return self._fulfilled
@@ -431,14 +447,14 @@ class Run(AbstractContextManager["Run"]):
         return lost_machine(experiment.exp_id, experiment.redis, error)
 
     def _calls_text(self) -> str:
-        """Return a text with the numbers of calls through `me.remember`; "" if there are none.
+        """Return a text with the numbers of calls through `me.remember` for the progress; "" if there are none.
 
-        Groups that do not answer immediately are left out.
+        Groups that do not answer within _COUNTED_S seconds are left out.
         """
         asked = [actor.calls_now.remote() for actor in self._actors.values()]
         counts = Counter[str]()
         for answer in wait(asked, num_returns=len(asked), timeout=_COUNTED_S)[0]:
-            with suppress(RayError):  # raised if a group's process has died, which then starts again
+            with suppress(RayError):  # raised if a group's process has died; Ray then starts it again
                 found, waiting = get(answer)
                 counts.update(found, waiting=waiting)
         return calls_text(counts, self._currency)
@@ -471,9 +487,10 @@ class Run(AbstractContextManager["Run"]):
 
     @contextmanager
     def _ending(self) -> Iterator[list[Any]]:
-        """Return a context manager that ends the run's actors after an error.
+        """Return a context in which an error closes this run and ends its actors.
 
-        It yields a list, to which the caller adds the ObjectRefs of the actors' calls.
+        After Ctrl-C the actors are killed at once. After another error, their calls get some time to end. The context
+        yields a list, to which the caller adds the ObjectRefs of these calls.
         """
         refs: list[Any] = []
         try:
@@ -514,7 +531,9 @@ def parent_of(messaging: "Messaging") -> str | None:
 def seats_of(
     messaging: "Messaging", parent: str | None, options: RunOptions, plans: Sequence[GroupPlan]
 ) -> frozenset[AgentId]:
-    """Return the agents for which people act: those with a seat here, or, in a fork, in the parent.
+    """Return the agents for which people act: those with a seat in this experiment, and those with one in its parent.
+
+    A run has a parent if it is a fork. `parent` is the folder of the parent's log (None: there is no parent).
 
     Raises: ConfigError if such an agent is not in the run, or the model is called for whole groups.
     """
@@ -547,9 +566,9 @@ def _note(
     inputs: Mapping[str, str | None],
     seats: frozenset[AgentId],
 ) -> Mapping[str, Any] | None:
-    """Record this call of `run` in the log's folder, if there is one; print a line if the model has changed.
+    """Record this call of `run` in the log's folder, if there is one; write a line to stderr if the model has changed.
 
-    Returns: the record of the last call, if an earlier start of the experiment made that call; otherwise None.
+    Returns: the record of the call before this one, if an earlier start of the experiment made it; otherwise None.
     """
     if messaging.log_dir is None:
         return None
@@ -578,7 +597,7 @@ def _digests(steps: ExperimentSteps, until: int) -> dict[int, str]:
 
 
 def _results(refs: Sequence[Any]) -> list[Any]:
-    """Return the results of calls of actors; raise the first error."""
+    """Wait for calls of the groups' actors, and return their results; raise the first error."""
     try:
         return [result(ref, actor_name="a group of the run") for ref in refs]
     except StepFailed as error:
@@ -601,12 +620,13 @@ def _watch(
     *,
     early: bool,
 ) -> list[GroupResult]:
-    """Wait for all groups, and show the progress on `bar`; raise the first error at once.
+    """Wait for calls of the groups' actors, and show the progress on `bar`; raise the first error at once.
 
-    Returns: the groups' results. With `early`, the result is [] if `opening` ends before the groups have answered.
+    Returns: the results of the calls. With `early`, the result is [] if `opening` shows that all groups have committed
+    their steps before all calls have ended.
 
-    Args: `lost` returns an error if the loss of a machine ends the run. It is called with the error that a group has
-    raised, or with None.
+    Args: `refs` has the calls. `end` is told if Ctrl-C or a spent budget ends the run early. `lost` is called with the
+    error that a group has raised, or with None. It returns an error if a lost machine ends the run, and otherwise None.
     """
     waiting, looks, found = list(refs), itertools.count(1), dict[Any, GroupResult]()
     while waiting:
@@ -636,8 +656,9 @@ def check_same(
 ) -> None:
     """Raise ConfigError, which names the difference, unless a run has the same groups and agents as `before`.
 
-    Args: `before` has the groups that take part in the steps. If no step has begun (`begun` is False), further groups
-    may join. The agents of groups in `moved` may differ from the plan, because agents have moved between these groups.
+    Args: `plans` has the groups and agents of the run. `before` has those that already take part in the steps. If no
+    step has begun (`begun` is False), `plans` may have further groups. The agents of groups in `moved` may differ from
+    the plans, because agents have moved between these groups.
     """
     now = {plan.name: plan.agents for plan in plans}
     if (begun and before.keys() != now.keys()) or before.keys() - now.keys():

@@ -57,14 +57,14 @@ logger = logging.getLogger(__name__)
 
 
 class GroupResult(NamedTuple):
-    """The result of one group: its states before step `until`, and the numbers of its messages by fate.
+    """The result of one group: its states before step `until`, and in `fates` the numbers of its messages by fate.
 
     `states` and `ids` are empty unless the call of `run` asked for them. With by="group" `ids` has the agents in the
-    order of the arrays. `unheard` maps a few addresses on which nobody listens to the number of messages to this
-    address. `calls` has the numbers of calls through `me.remember`, by where their results came from, and the number of
-    retries. `spent` says that the budget of calls was spent before step `until`. `sealed` is the last step of which
-    this group knows that all groups have committed it. `collected` has the encoded values that the group collected in
-    its last step, if the call asked for them (None: another process ran that step).
+    order of the arrays. `unheard` maps a few addresses on which nobody listens to the number of messages to each.
+    `calls` has the numbers of calls through `me.remember`, by where their results came from, and of retries. `spent`
+    says that the run ended before step `until` because the budget of calls was spent. `sealed` is the last step of
+    which this group knows that all groups have committed it. `collected` has the encoded values that the group
+    collected in its last step, if the call of `run` asked for them (None: another process ran that step).
     """
 
     states: dict[Any, Any]
@@ -82,10 +82,11 @@ class RunInputs(NamedTuple):
     """Inputs that the groups of a run share.
 
     `model`, `options`, `shared` and the plan of each group in `plans` are awaitables, so that an actor loads only the
-    inputs that it needs, and loads each of them once. `parent_calls` is the log folder of a fork's parent: its stored
-    results answer equal calls (None: there is no parent). `change` sets states before a step. People act for the agents
-    in `seats`. `ahead` is the number of steps by which agents may run ahead of the open step. `run` is a name that no
-    other run of the experiment has. Without `stores_states`, nobody needs the states before the run ends.
+    inputs that it needs, and loads each of them once. `parent_calls` is the log folder of a fork's parent, whose stored
+    results are used for equal calls through `me.remember` (None: there is no parent). `change` has new values for
+    states, which are set before one of the steps. People act for the agents in `seats`. `ahead` is the most steps by
+    which agents may run ahead of the current step. `run` is a name that no other run of the experiment has. Without
+    `stores_states`, the states after each step are not stored, because nobody needs them before the run ends.
     """
 
     model: Any
@@ -101,9 +102,9 @@ class RunInputs(NamedTuple):
 
 
 class RunActor:
-    """Ray actor of one group of a run.
+    """Ray actor of one group of a run, which may also be used without Ray.
 
-    It gets its arguments by calls and not from the constructor, because Ray does not store large arguments of a
+    It gets the run's inputs by calls and not from the constructor, because Ray does not store large arguments of a
     constructor for a restart.
 
     Args: `messager` already hosts the group's agents (None: `open` opens a messager). `told` has the names of the
@@ -127,28 +128,28 @@ class RunActor:
         self._society: AgentLoop | CrowdSociety | None = None
         self._homes: Homes | None = None
         self._parent_calls: str | None = None
-        self._ahead, self._run = 0, ""  # these fields of `RunInputs`
+        self._ahead, self._run = 0, ""  # the fields `ahead` and `run` of `RunInputs`
         self._is_judged = False  # whether rules have blocked messages
-        self._news: AheadNews | None = None  # what groups tell each other about agents that run ahead
+        self._news: AheadNews | None = None  # exchanges with other groups which steps agents have run ahead of time
         self._others = False  # whether the run has further groups
         self._watch: ModelWatch | None = None
         self._told = told
         self._limit_calls_here = limit_calls
         self._later = later
-        # One for all runs, because clients in a user's module are bound to the thread's event loop.
+        # The thread is the same in all runs, because clients in a user's module are bound to the thread's event loop.
         self._thread = ModelThread()
-        self._running = asyncio.Lock()  # one call of `run` at a time; the next one may come before its end
+        self._running = asyncio.Lock()  # only one call of `run` runs at a time; the next one may come before its end
         self._is_told = False  # whether `Run` opens the first step of a call for all groups
         self._turn = 0  # the number of the current call of `run`
-        self._last: int | None = None  # the step after which this call ends early
+        self._last: int | None = None  # the step after which `end_after` lets the current call of `run` end
         # Tells the interceptor, for the inspector, which calls through `me.remember` are under way.
         self._tell_calls: Callable[[CallsNow], object] | None = None
         self._telling: asyncio.TimerHandle | None = None
-        self._told_calls = NO_CALLS  # what it was told last
+        self._told_calls = NO_CALLS  # what the interceptor was told last
         self._collected: tuple[int, bytes] = -1, b""  # the last step that ran here, and its collected values
 
     async def open(self, messaging: "Messaging", plan: GroupPlan) -> None:
-        """Host the group's agents."""
+        """Open the group's mailbox for the group's agents, unless this process has it open already."""
         if self._messager is None:
             # Agents may have moved before this process was restarted. Then the directory says which agents are here.
             moved = await _has_moved(messaging, plan.name)
@@ -174,11 +175,12 @@ class RunActor:
     ) -> GroupResult:
         """Run the steps of a group that come before step `until`; return the group's result.
 
-        Args: `given` has one element, which only the first call in a process awaits, because unpickling the experiment
-        and the inputs takes some milliseconds. `turn` is the number of this call, for `end_after`. With `with_states`
-        the result has the agents' states. With `with_states="called"`, it may lack the states of agents for which the
-        last step did not call the model. With `with_collected` it has what was collected in the last step. With
-        `stands`, this process stays the group's driver until the next call.
+        Args: `given` has one awaitable of the experiment (None: the run belongs to none) and the run's inputs. Only the
+        first call in a process awaits it, because unpickling it takes some milliseconds. `turn` is the number of this
+        call, for `end_after`. With `with_states` the result has the agents' states. With `with_states="called"`, it may
+        lack the states of agents for which the last step did not call the model. With `with_collected` it has what was
+        collected in the last step. With `stands`, this process keeps the right to run the group's steps until the next
+        call, so that this call begins sooner.
         Raises: StepFailed if the model, or another function of the user, fails.
         """
         async with self._running:
@@ -206,8 +208,8 @@ class RunActor:
                     self._tell_calls(NO_CALLS)
             loop = self._loop
             assert loop is not None
-            # If the two steps differ, the states here are not the committed ones. Another process ran the last
-            # committed step, or the last step here was not committed.
+            # If the last step that ran here is not the last committed one, the committed states are loaded. Then
+            # another process ran the last committed step, or the last step here was not committed.
             if with_states and society.last_step != loop.committed:
                 await homes.prepare(loop.before)
                 society.read(AgentPlaces(loop.before), loop.state)
@@ -222,7 +224,7 @@ class RunActor:
             return GroupResult(states, fates, ended, ids, counted.unheard, counts, spent, loop.sealed, collected)
 
     def _tell_later(self) -> None:
-        """From now on, report at regular intervals which calls through `me.remember` are under way."""
+        """From now on, tell the interceptor at regular intervals which calls through `me.remember` are under way."""
         if self._tell_calls is not None:
             self._telling = asyncio.get_running_loop().call_later(CALLS_TOLD_S, self._tell)
 
@@ -239,9 +241,11 @@ class RunActor:
         """Run the group's steps before `until`, unless `end_after` was called with an earlier step.
 
         Return False if this must be called again, because a step could not be committed, or because another process has
-        run the group's steps meanwhile. With `stands`, the next call goes on with the steps that this call has opened.
+        run the group's steps meanwhile; otherwise True. With `stands`, this process keeps the right to run the group's
+        steps for the next call.
 
-        Raises: ConnectionFailed if a step has waited for the server for as long as it may; the errors of the model.
+        Raises: ConnectionFailed if the server could not be reached for as long as a step may wait for it; the errors of
+        the model.
         """
         assert self._messager is not None
         end, again = until if self._last is None else min(until, self._last + 1), self._steps is not None
@@ -267,11 +271,11 @@ class RunActor:
                     again = False
                     await self._run_step(step, loop, society, homes)
         except Fenced:
-            if not again:  # with an iterator of an earlier call, another driver may have had the group since then
+            if not again:  # otherwise another process may have run the group's steps since the last call
                 raise
             return False
         except StepAborted as error:
-            if type(error.__cause__) is ConnectionFailed:  # the step waited for the server as long as it may
+            if type(error.__cause__) is ConnectionFailed:  # the step has waited for the server as long as it may
                 raise error.__cause__ from None
             logger.warning("%s; it runs again", error)
             return False
@@ -297,11 +301,11 @@ class RunActor:
             await self._reopen(messaging, plan)
 
     async def _reopen(self, messaging: "Messaging", plan: GroupPlan) -> None:
-        """Host the group's agents again if this process was restarted.
+        """Open the group's mailbox again if this process was restarted.
 
-        If the server cannot be reached, wait as long as a step may.
+        If the server cannot be reached, try again for up to MessagingConfig.cut_timeout_s seconds.
 
-        Raises: ConnectionFailed if the wait takes longer than MessagingConfig.cut_timeout_s.
+        Raises: ConnectionFailed if the server cannot be reached in this time.
         """
         cut_timeout_s = messaging._connection.experiment.settings.cut_timeout_s
         backoff = Backoff(ACTOR_START_RETRY, deadline=time.monotonic() + cut_timeout_s)
@@ -332,7 +336,10 @@ class RunActor:
             await move_agents(self._messager, society.moves, step.number)
 
     def _may_run_ahead(self, step: Step, loop: StepLoop) -> Ahead:
-        """Return how far agents may run ahead of the open step: not at all if rules may change what agents hear."""
+        """Return which steps agents may run now: `step`, and later steps ahead of time.
+
+        If rules may block or change messages, agents may not run ahead of time.
+        """
         assert self._messager is not None
         engine = self._messager.engine
         self._is_judged = self._is_judged or bool(len(step.blocked))
@@ -345,7 +352,7 @@ class RunActor:
         return Ahead(memories, engine.settings.payload_bytes, step.sends.horizon, tell)
 
     def _limit_calls(self, society: AgentLoop, messaging: "Messaging", group: str) -> None:
-        """Apply the experiment's settings of calls through `me.remember` to a group."""
+        """Set how the agents of a group make calls through `me.remember`, by the settings of the experiment."""
         society.records_calls = messaging.log_dir is not None
         self._tell_calls = partial(messaging.interceptor.tell_calls.remote, group)
         if messaging.calls is not None:
@@ -367,7 +374,7 @@ class RunActor:
             await steps.aclose()
 
     async def end_after(self, last: int, turn: int) -> None:
-        """Make the call of `run` with the number `turn` end after step `last`. Do nothing if that call has ended."""
+        """Make the call of `run` with the number `turn` end after step `last`. Do nothing if another call runs now."""
         if turn == self._turn:
             self._last = last
             if self._loop is not None:
@@ -376,9 +383,10 @@ class RunActor:
                 self._society.end_after(last)
 
     async def calls_now(self) -> tuple[dict[str, int], int]:
-        """Return how many calls through `me.remember` this call of `run` has made, and how many of them wait.
+        """Return numbers of the calls through `me.remember` in the current call of `run`, and how many calls wait now.
 
-        The dict counts calls by where their results came from, and also the retries and tokens.
+        The dict has the numbers of calls by where their results came from, of retries, and of tokens. Calls wait until
+        the limits of calls allow them.
         """
         if not isinstance(self._society, AgentLoop):
             return {}, 0
@@ -386,24 +394,27 @@ class RunActor:
         return dict(self._society.call_counts), 0 if gate is None else gate.waiting
 
     async def end_step(self) -> None:
-        """End the step that the model runs.
+        """End the step that the model runs, if any, without committing it.
 
-        Wait until the calls that agents have begun through `me.remember` have ended.
+        Wait until the calls that agents have begun through `me.remember` have ended, or have exceeded their time limit.
         """
         if isinstance(self._society, AgentLoop):
             await self._society.end()
 
     async def of_shared(self, method: str, *args: Any) -> Any:  # noqa: ANN401 - as above
-        """Call an async method of this process's copy of `shared`; return None if no run is loaded."""
+        """Call an async method of this process's copy of `shared`, and return its result.
+
+        Return None if no run is loaded, or if its model is called for whole groups.
+        """
         society = self._society
         return await getattr(society.shared, method)(*args) if isinstance(society, AgentLoop) else None
 
     async def close(self) -> None:
-        """Wait until the calls that agents have begun through `me.remember` have ended, and then give up the mailbox.
+        """Wait until calls through `me.remember` that are under way have ended; then leave the mailbox.
 
         The mailbox stays on the server, for a run that is resumed.
         """
-        self._ahead = 0  # no agent runs ahead any more
+        self._ahead = 0  # no agent runs ahead of time any more
         await self.end_step()
         if self._news is not None:
             news, self._news = self._news, None
@@ -414,21 +425,21 @@ class RunActor:
             await self._messager.close()
 
     async def rest(self) -> None:
-        """Leave the mailbox, and forget the run, which has ended. The process is kept for the next run."""
+        """Leave the mailbox, and forget the run, which has ended, so that this process can be used for the next run."""
         await self.close()
         self._messager = self._loop = self._society = self._homes = self._watch = self._last = None
         self._tell_calls = None
         self._is_judged = False
-        gc.collect()  # agents and their group refer to each other
+        gc.collect()  # agents and their group refer to each other, so only the garbage collector frees them
 
     async def forget(self) -> None:
-        """Forget a run that has ended: free its agents without the garbage collector, and close its clients."""
+        """Forget a run that has ended: free its agents at once, and close the model's event loop and its clients."""
         if isinstance(self._society, AgentLoop):
             self._society.forget()
         await self._thread.close()
 
     def is_current(self) -> bool:
-        """Return whether this process still has the current code: no file of an imported module has changed."""
+        """Return whether no file of a module that this process has imported has changed since the process began."""
         for module in [*sys.modules.values()]:
             file = getattr(module, "__file__", None)
             with suppress(OSError):  # some modules have no file, such as modules in an archive
@@ -438,7 +449,10 @@ class RunActor:
 
 
 def store_of(settings: "Calls") -> "CallStore | None":
-    """Return the store of answers that `Calls(store=)` names, or None; raises the same errors as `CallStore`."""
+    """Return the store of answers that `Calls(store=)` names, or None if it names none.
+
+    Raises: the same errors as `CallStore`.
+    """
     if settings.store is None:
         return None
     from ray_messaging.steps.call_store import CallStore  # noqa: PLC0415 - sqlite3 is for those who use it
@@ -455,9 +469,9 @@ def society_of(
     *,
     stores_states: bool = True,
 ) -> "AgentLoop | CrowdSociety":
-    """Return the agents of a group with the model's function, which runs in `thread` (None: a new one).
+    """Return an object that runs the model of a group's agents step by step, in `thread` (None: a new one).
 
-    Args: with `stores_states`, each step gets the agents' states, with which the next step can run again.
+    Args: with `stores_states`, the agents' states are stored after each step, so that the next step can run again.
     """
     collector = None if options.collect is None else Collector(options.collect, options.collect_every)
     model, start = as_one(model, 2), as_one(options.start, 1)
@@ -483,10 +497,11 @@ def society_of(
 
 
 async def move_agents(messager: "GroupMessager", moves: Mapping[AgentId, str], step: int) -> None:
-    """Move agents of an open step to the groups that they have chosen.
+    """Move agents to other groups in the step that their group runs now.
 
     An agent that has already left is ignored, because another call has moved it, or this step runs again.
 
+    Args: `moves` maps each agent to the group that it has chosen.
     Raises: StepFailed if a group does not exist, or an agent cannot move.
     """
     await messager.subscription.adopt()  # read the current directory

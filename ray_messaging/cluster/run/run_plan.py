@@ -39,7 +39,7 @@ _FIXED = frozenset((type(None), bool, int, float, str, bytes))  # common types o
 
 
 class RunOptions(NamedTuple):
-    """The options with which the model of a run is called."""
+    """Arguments of a run that say how its model is called and what is collected. `Messaging.run` describes them."""
 
     start: Any
     by: str
@@ -53,9 +53,8 @@ class RunOptions(NamedTuple):
 class Reached(NamedTuple):
     """Those agents of a group to which agents of other groups have edges.
 
-    `senders` maps such an agent of the group to those agents of other groups that have an edge to it.
-
-    `everybody` is the number of agents in all groups.
+    `senders` maps each such agent to the agents of other groups that have an edge to it. `everybody` is the number of
+    agents in all groups.
     """
 
     senders: Mapping[AgentId, Sequence[AgentId]]
@@ -63,9 +62,9 @@ class Reached(NamedTuple):
 
 
 class Neighbours(NamedTuple):
-    """The agents to which each agent has edges in a graph.
+    """The agents to which each agent has edges in a graph, as {agent: other agents}.
 
-    Several runs may share them, because a model gets only tuples, which it cannot change.
+    Several runs may share this object, because a model gets only its tuples, which cannot be changed.
     """
 
     of: Mapping[AgentId, tuple[AgentId, ...]]
@@ -75,8 +74,8 @@ class GroupPlan(NamedTuple):
     """The plan of one group of a run: its agents in ascending order, and their data and neighbours.
 
     `kinds` maps each kind of agents to the group's agents of that kind. It is empty if the run has one model for all
-    agents. `reached` says to which of its agents the agents of other groups have edges (None: no agent runs ahead of
-    the open step).
+    agents. `reached` says to which of its agents the agents of other groups have edges (None: no agent runs in a later
+    step ahead of time, so nobody needs to know).
     """
 
     name: str
@@ -98,8 +97,11 @@ def plan_groups(
 ) -> list[GroupPlan]:
     """Return the groups of a run. Arguments and errors are those of `Messaging.run`.
 
-    With `near`, neighbours in the graph come into the same group, as far as this is possible with groups of equal size.
-    Each group then knows to which of its agents the agents of other groups may send.
+    With `near`, neighbours in the graph come into the same group as far as possible, unless the user has given the
+    groups. With `near` and a graph, each group has `reached`, which says to which of its agents the agents of other
+    groups may send.
+
+    Args: `cpus` is the number of processors. If `groups` is None, there is one group for two processors.
     """
     kinds = kinds_of(agents, model) if isinstance(model, Mapping) else {}
     if kinds and isinstance(agents, Mapping) and not isinstance(agents, Set):
@@ -183,8 +185,8 @@ def plans_for(
 ) -> list[GroupPlan]:
     """Return the groups of a run; raise ConfigError for arguments that are invalid, or cannot be used with by="group".
 
-    Args: `model` is the run's model, which says what kinds of agents there are (None: one function for all). `near` is
-    as for `plan_groups`.
+    Args: `model` is the run's model. If it is a dict, its keys are the kinds of agents. With `near`, neighbours in the
+    graph come into the same group as far as possible.
     """
     plans = plan_groups(agents, groups, graph, cpus, model=model, by=options.by, near=near)
     if chosen_agents(options.collect):
@@ -199,7 +201,7 @@ def plans_for(
 
 
 def _records(frame: Any) -> list[dict[str, Any]]:  # noqa: ANN401 - a DataFrame
-    """Return the rows of a DataFrame, each with its own copies of objects that can be changed."""
+    """Return the rows of a DataFrame as dicts. Objects that can be changed, such as lists, are copied for each row."""
     records: list[dict[str, Any]] = frame.to_dict("records")
     for name in (name for name, dtype in frame.dtypes.items() if dtype.kind == "O"):
         if {type(record[name]) for record in records} <= _FIXED:
@@ -207,7 +209,7 @@ def _records(frame: Any) -> list[dict[str, Any]]:  # noqa: ANN401 - a DataFrame
         for record in records:
             try:
                 record[name] = deepcopy(record[name])
-            except Exception as error:  # code of the object may raise any error
+            except Exception as error:  # the object's own code may raise any error
                 raise ConfigError(
                     f"column {name!r} of agents has {short_repr(record[name])}, which cannot be copied "
                     f"({type(error).__name__}: {error}), but each agent needs a copy of its own: pass that object in "
@@ -225,9 +227,9 @@ def changeable(rows: Rows) -> list[Any]:
 
 
 def _that_look_ahead(plans: Sequence[GroupPlan]) -> list[GroupPlan]:
-    """Return the plans of the groups, each with those of its agents to which agents of other groups may send.
+    """Return the plans with `reached`: those agents of each group to which agents of other groups may send.
 
-    The look-ahead needs this. It lets agents run in later steps ahead of time.
+    The look-ahead, which lets agents run in later steps ahead of time, needs this.
     """
     senders: list[dict[AgentId, list[AgentId]]] = [{} for _ in plans]
     owners = {agent: number for number, plan in enumerate(plans) for agent in plan.agents} if len(plans) > 1 else {}
@@ -243,7 +245,10 @@ def _that_look_ahead(plans: Sequence[GroupPlan]) -> list[GroupPlan]:
 def _dealt_by_graph(
     named: Mapping[str, Iterable[AgentId]], neighbours: Mapping[AgentId, Sequence[AgentId]]
 ) -> dict[str, Iterable[AgentId]]:
-    """Distribute the agents of some groups anew to groups of the same sizes, in the order of a walk along the graph."""
+    """Return groups with the names and sizes of those in `named`, but with neighbours in the same group where possible.
+
+    For this, agents are assigned to the groups in the order of a walk along the graph's edges.
+    """
     both: dict[AgentId, list[AgentId]] = {}
     for sender, hearers in neighbours.items():
         for hearer in hearers:
@@ -265,7 +270,7 @@ def _dealt_by_graph(
 
 
 def senders_of(plans: Sequence[GroupPlan]) -> dict[str, set[str]]:
-    """Return, for each group, the groups from which an edge leads to an agent of the group."""
+    """Return, for each group, the names of the groups that have an agent with an edge to an agent of this group."""
     owners = {agent: plan.name for plan in plans for agent in plan.agents}
     found: dict[str, set[str]] = {plan.name: set() for plan in plans}
     for plan in plans:
@@ -311,7 +316,10 @@ def _groups_of_kinds(kinds: Kinds, groups: object, cpus: int) -> dict[str, Itera
 
 
 def _group_count(groups: object, cpus: int) -> int:
-    """Return the number of groups of a run; raise ConfigError if `groups` is not a number."""
+    """Return the number of groups of a run, which is half of `cpus`, but at least 1, if `groups` is None.
+
+    Raises: ConfigError if `groups` is neither None nor a whole number of at least 1.
+    """
     count = groups if groups is not None else max(1, cpus // 2)
     if isinstance(count, bool) or not isinstance(count, int | np.integer) or count < 1:
         raise ConfigError(f"groups={groups!r} must be a number of groups, or {{name: ids}}")
@@ -363,7 +371,7 @@ def neighbours_in(graph: Any) -> Neighbours:  # noqa: ANN401 - edges of any kind
 
 
 def _neighbours_of_ints(edges: NDArray[np.integer[Any]]) -> dict[AgentId, tuple[AgentId, ...]]:
-    """Return the same as `neighbours_in`, for edges in an array of ints (m, 2), in a fifth of the time."""
+    """Return, for edges in an array of ints (m, 2), the dict of `neighbours_in`, in a fifth of the time."""
     order = np.argsort(edges[:, 0], kind="stable")
     senders, hearers = edges[order, 0], edges[order, 1].tolist()
     firsts = np.flatnonzero(np.diff(senders, prepend=senders[:1] - 1))
@@ -376,7 +384,7 @@ def _neighbours_of_ints(edges: NDArray[np.integer[Any]]) -> dict[AgentId, tuple[
 
 
 def _check_neighbours(neighbours: Mapping[AgentId, Sequence[AgentId]], groups: Iterable[Iterable[AgentId]]) -> None:
-    """Raise ConfigError if an edge begins or ends at an id that is not that of an agent of the run."""
+    """Raise ConfigError if an edge begins or ends at an id that no agent of the run has."""
     ends = AgentSet.of({*neighbours}.union(*neighbours.values()))
     for hosted in groups:
         ends -= AgentSet.of(hosted)
@@ -388,11 +396,11 @@ def _check_neighbours(neighbours: Mapping[AgentId, Sequence[AgentId]], groups: I
 
 
 class Homes:
-    """The data and neighbours of the agents that are in a group now.
+    """Loader of the data and neighbours of agents that have come to a group from other groups.
 
-    The data and neighbours of agents that began in other groups are loaded when they are needed.
+    They are loaded only when such an agent is in the group, and are added to the group's plan.
 
-    Args: `others` has the plans of all groups, as Ray references by name.
+    Args: `plan` is the plan of the group. `others` has, by group, an awaitable of the group's plan, for all groups.
     """
 
     def __init__(self, plan: GroupPlan, others: Mapping[str, Any]) -> None:
@@ -402,7 +410,7 @@ class Homes:
         self._seen: AgentSet = plan.agents  # the agents of the last call of `prepare`
 
     async def prepare(self, agents: AgentSet) -> None:
-        """Load the data and neighbours of those of `agents` that began in other groups."""
+        """Load the data and neighbours of all groups' agents if some of `agents` began in other groups."""
         if agents is self._seen:
             return
         if not self._loaded and len(agents - self._plan.agents):

@@ -1,4 +1,8 @@
-"""The model of a group in which people act for some agents. What a person does in a step is a remembered call."""
+"""The model of a group in which people act for some agents.
+
+What a person does in a step is stored like the result of a call through `me.remember`. So if the step runs again, the
+person is not asked again.
+"""
 
 import asyncio
 import inspect
@@ -30,7 +34,7 @@ _encode_json = msgspec.json.Encoder(enc_hook=repr).encode
 class SeatedModel:
     """A model in which people act for the agents in `seats`. For all other agents the user's model is called.
 
-    Args: `ask` asks a person and returns the answer, `tell` shows the person a note.
+    Args: `ask` asks the person who acts for an agent, and returns the answer. `tell` shows this person a note.
     """
 
     def __init__(self, model: "Model", seats: frozenset[AgentId], ask: AskSeat, tell: TellSeat) -> None:
@@ -40,7 +44,7 @@ class SeatedModel:
         self._tell = tell
 
     async def __call__(self, me: "Agent", inbox: "Messages") -> object:
-        """Let the person at the agent's seat act, or call the model."""
+        """Let a person act for the agent if it is one of `seats`; otherwise call the user's model."""
         if me.id in self._seats:
             await self._person(me, inbox)
             return None
@@ -75,7 +79,7 @@ class SeatedModel:
 
 
 def heard_of(message: "Message") -> HeardMessage:
-    """Return a message as a person reads it: its words, then its other fields as JSON."""
+    """Return a message as a person reads it: the text of its payload, then the payload's other fields as JSON."""
     try:
         payload = message.payload
     except FrameError:
@@ -92,9 +96,10 @@ def heard_of(message: "Message") -> HeardMessage:
 
 
 def people_by(interceptor: Any) -> tuple[AskSeat, TellSeat]:  # noqa: ANN401 - a Ray actor handle
-    """Return the functions `ask` and `tell` for a SeatedModel. Both call the interceptor.
+    """Return the functions `ask` and `tell` for a SeatedModel. Both call the interceptor, which passes on the messages.
 
-    The functions may be called in any thread. They call the interceptor in the event loop that runs now.
+    The functions may be called in any thread. `ask` calls the interceptor in the event loop that runs now, in the call
+    of `people_by`.
     """
     from ray_messaging.cluster.handles.connection import insist  # noqa: PLC0415 - brings Ray, which local runs lack
     from ray_messaging.cluster.handles.group.waiting import InLoop  # noqa: PLC0415 - as above

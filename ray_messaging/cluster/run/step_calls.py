@@ -59,7 +59,7 @@ RETRIES, INPUT, CACHED, OUTPUT, COST = "retries", "input_tokens", "cached_tokens
 SAVED, SAVED_COST = "saved_tokens", "saved_parts"
 NO_LIMITS = Calls.model_construct()  # pydantic would build a validator to check it, which takes 10 ms
 _TOO_MANY, _SERVER_ERRORS = 429, 5  # HTTP: the status "too many requests", and the first digit of server errors
-RESULT = "the result of me.remember"  # the name, in errors, of a value that cannot be stored
+RESULT = "the result of me.remember"  # the name, in errors, of a result that cannot be stored
 
 
 @dataclass(eq=False)
@@ -67,9 +67,10 @@ class StepCalls:
     """The calls of a model's function for the agents of a group in one step. They run in the model's thread.
 
     Args: `is_async` says whether the model's function is async; `timeout` is the number of seconds for one agent (None:
-    no limit), except for the agents in `untimed`; `failed` builds the error for an agent's failure. `begin` is called
-    in the event loop before the first call is awaited. If the step fails, `stop` is called, and returns the calls of
-    the look-ahead that are under way.
+    no limit), except for the agents in `untimed`; `failed` builds the error for an agent's failure. `begin` and `stop`
+    are for agents that run in later steps ahead of time (None: there are none). `begin`, which lets them begin, is
+    called in the model's event loop before the first call is awaited. `stop` is called if the step fails. It stops
+    these agents, and returns the tasks of their calls through `me.remember` that are under way.
     """
 
     model: "Model"
@@ -87,15 +88,16 @@ class StepCalls:
     def __post_init__(self) -> None:
         self._running: dict[Agent, float] = {}  # by agent, the time at which its call began
         self._workers: list[asyncio.Task[None]] = []
-        # With a look-ahead: held by the worker that takes the next agent, so that in each turn of the event loop only
-        # one agent begins. Otherwise many agents whose answers are known would keep those that run ahead waiting.
+        # If agents run ahead of time: the lock with which a worker takes the next agent, so that only one agent begins
+        # in each round of the event loop. Otherwise the agents that run ahead of time would have to wait for many
+        # agents whose calls through `me.remember` are answered already.
         self._taking: asyncio.Lock | None = None
         self._over = asyncio.Event()
         self._error: BaseException | None = None  # the error that ends the step
-        self._end_by: float | None = None  # the time until which the calls may run; None: they need not end
+        self._end_by: float | None = None  # the time at which the calls must have ended (None: `end` was not called)
 
     async def run(self, agents: "Iterable[tuple[Agent, Messages]]") -> None:
-        """Call the model for agents in ascending order; raise the first error."""
+        """Call the model for each agent, with its inbox, in the order of `agents`; raise the first error."""
         watched = self.timeout is not None or self.is_async
         try:
             await self.thread.call(self._call_all, agents, look=self._look if watched else None)
@@ -123,9 +125,11 @@ class StepCalls:
         self._error = self._error or error
 
     def _look(self) -> float | None:
-        """Return the seconds until the time limits of running calls are checked again; None if there are no limits.
+        """End the step if a call has exceeded its time limit; return the seconds until the limits are checked again.
 
-        Raises: the step's error, once the time for ending the calls has passed.
+        Return None if there are no limits.
+
+        Raises: the error that ends the step, once the time that calls have for ending has passed.
         """
         now = perf_counter()
         if self._end_by is None and (late := self._late(now)) is not None:
@@ -140,7 +144,10 @@ class StepCalls:
         return min([*self._running.values()], default=now) + self.timeout - now
 
     def _late(self, now: float) -> MessagingError | None:
-        """Return the error for an agent whose call takes too long, or that blocks others; None if there is none."""
+        """Return the error for an agent whose call has exceeded its time limit, or None if there is no such agent.
+
+        If another agent has blocked the event loop meanwhile, the error may name that agent instead.
+        """
         began = dict(self._running)
         if self.timeout is None or not began or now - min(began.values()) < self.timeout:
             return None
@@ -201,7 +208,8 @@ class StepCalls:
     async def _await_all(self, calls: Iterator[_Call]) -> None:
         """Await calls, at most `concurrency` at once.
 
-        The first error is raised when the calls through `me.remember` that are under way have ended.
+        Raises: the first error of a call, once the calls through `me.remember` that are under way have ended, or have
+        exceeded their time limit.
         """
         if self.begin is not None:
             self.begin()
@@ -273,7 +281,8 @@ def unfit_answer(answer: object, which: str = "me") -> TypeError:
 class _Remembered(msgspec.Struct):
     """A call that an agent makes through `me.remember`.
 
-    `n` is its number among the agent's equal calls in the step, from 1.
+    `n` is its number, from 1, among the agent's equal calls in the step. `key` identifies it among all calls of the
+    step, also if the step runs again.
     """
 
     agent: "Agent"
@@ -282,20 +291,20 @@ class _Remembered(msgspec.Struct):
     key: str
     arguments: str | None
     place: int  # the number of the call among all calls of the step, in the order in which they began
-    content: str | None = None  # the call's key in the store; None: the store is not asked
+    content: str | None = None  # the call's key in the store of `Calls(store=)`; None: the store is not asked
     by_person: bool = False  # whether a person answers; limits are only for calls of models
-    text: str = ""  # the arguments by which calls that wait are sorted
+    text: str = ""  # the arguments as a text, by which calls that wait for the limits are sorted
     meter: CallMeter | None = None  # counts the tokens that the call uses
     began: float = 0.0  # the value of `perf_counter` when the call began
-    answered: bool = False  # the call was made here, and has a result
+    answered: bool = False  # whether the call itself, or the store, has given a result
 
 
 class _Flight:
-    """A call through `me.remember` that is under way or answered.
+    """A call through `me.remember` that a step shares with agents that run in the step ahead of time.
 
-    `answer` gets the result and where it came from, or the error with which the call ended.
-
-    `used` says that the step itself has asked for the call, and not only the look-ahead. `maker` makes the call.
+    The call is under way or answered. `answer` gets a tuple of where the result came from and the result, or the error
+    with which the call ended. `used` says that the step itself has asked for the call, and not only agents that run in
+    it ahead of time. `maker` makes the call.
     """
 
     __slots__ = ("answer", "call", "maker", "used")
@@ -316,17 +325,17 @@ class _Flight:
 class Flights:
     """The calls through `me.remember` in one step.
 
-    The step shares them with the look-ahead, which runs agents ahead of time, so that each call is made once.
+    The step shares them with agents that have run in this step ahead of time, so that each call is made once.
     """
 
     def __init__(self) -> None:
         self.by_key: dict[str, _Flight] = {}
-        self.failed: dict[str, CallRecord] = {}  # the calls of the look-ahead that have used something, and failed
-        self.late: list[CallRecord] = []  # the calls of the look-ahead that were answered when their step had ended
-        self._told: dict[int, object] = {}  # by its id, what `in_vain` has told
+        self.failed: dict[str, CallRecord] = {}  # calls made ahead of time that have failed after they had used tokens
+        self.late: list[CallRecord] = []  # calls made ahead of time that were answered only when the step had ended
+        self._told: dict[int, object] = {}  # the calls and records that `in_vain` has seen, each by its `id`
 
     def early(self) -> list[_Remembered]:
-        """Return the calls of this step that were made for agents running ahead, and that are under way.
+        """Return the calls that agents have made ahead of time for this step, and that are under way.
 
         Other threads may call this.
         """
@@ -334,11 +343,10 @@ class Flights:
         return [flight.call for flight in flights if flight.maker.early and not flight.answer.done()]
 
     def in_vain(self) -> tuple[list[CallRecord], list[CallRecord]]:
-        """Return the calls through `me.remember` that were made ahead of their step, and that the step does not need.
+        """Return records of the calls through `me.remember` that were made ahead of time for this step, but in vain.
 
-        Call this when the step has ended.
-
-        The first list has the calls that were answered, the second those that failed after they had used tokens.
+        Call this when the step has ended. The first list has the calls that were answered, but that the step itself did
+        not ask for. The second list has the calls that failed after they had used tokens.
         """
         ended = [flight for flight in self.by_key.values() if flight.answer.done()]
         made = [(flight.call, *flight.known) for flight in ended if not flight.used and flight.known is not None]
@@ -350,7 +358,7 @@ class Flights:
     def forget_told(self) -> bool:
         """Forget the calls through `me.remember` that had ended when `in_vain` was called; return whether any remain.
 
-        This is for a step that is committed, because its records then have these calls.
+        Call this when the step is committed. Its records then have the forgotten calls.
         """
         told = self._told
         self.by_key = {key: flight for key, flight in self.by_key.items() if id(flight) not in told}
@@ -367,11 +375,12 @@ class RememberedCalls:
     The calls are made in the model's event loop. Each call is a task of its own, which goes on if the step fails.
     `under_way` has the calls that have not ended.
 
-    Args: Plain functions run in `threads`. With `recorded`, the calls are recorded for the event log. Calls wait at
-    `gate` until the limits allow them (None: they do not wait). A call is not made if `store` has its answer. `counts`
-    gets the numbers of calls by where their results came from, and the number of retries. `flights` has the calls that
-    the step shares with the look-ahead (None: nothing looks ahead). With `early`, this object belongs to the
-    look-ahead, and a result does not count until the step itself asks for it.
+    Args: `memory` stores results for the case that the step runs again. Plain functions run in `threads`. With
+    `recorded`, the calls are recorded for the event log. Calls wait at `gate` until the limits allow them (None: they
+    do not wait). A call is not made if `store` has its answer. `counts` gets the numbers of calls by where their
+    results came from, of retries and of tokens. `flights` has the calls that the step shares with agents that run in
+    it ahead of time (None: no agents do). With `early`, this object makes the calls of those agents, and a call is
+    counted only when the step itself asks for it.
     """
 
     memory: CallMemory
@@ -390,12 +399,12 @@ class RememberedCalls:
         self._price = None if self.settings.cost is None else self.settings.price
         self.spent: BudgetSpent | None = None  # set if the budget is spent, so that the step cannot be committed
         self.under_way: set[asyncio.Task[Any]] = set()
-        self.open: dict[int, _Remembered] = {}  # the calls that are under way, by their places
+        self.open: dict[int, _Remembered] = {}  # the calls that are under way, by `place`
         self.ending = False  # whether the step has failed, so that no more calls may begin
-        # The records of the calls, by their places. None: the call has neither succeeded nor used anything.
+        # The records of the calls, by `place`. None: the call has neither succeeded nor used tokens.
         self._records: list[CallRecord | None] = []
-        self._failed: dict[str, int] = {}  # by key, the places of calls that have used tokens, and failed
-        self._asked: dict[str, int] = {}  # by digest, the number of calls
+        self._failed: dict[str, int] = {}  # by key, the `place` of calls that have used tokens, and failed
+        self._asked: dict[str, int] = {}  # by the digest of equal calls, how many of them were made
         self._unended: dict[AgentId, int] = {}
 
     def call(
@@ -407,7 +416,7 @@ class RememberedCalls:
         *,
         by_person: bool = False,
     ) -> Awaitable[Any]:
-        """Return the awaitable result of an agent's next call through `me.remember`.
+        """Return an awaitable that makes an agent's call through `me.remember`, or takes a stored result for it.
 
         Args: with `by_person` a person answers. Such a call has no limits, and is not counted.
 
@@ -423,7 +432,8 @@ class RememberedCalls:
         function, args, kwargs = unbound(function, args, kwargs)
         what = asked(agent.id, function, args, kwargs)
         if self.early and (not what.by_content or encloses_anew(function)):
-            # Nobody could tell this call from one with other arguments, which the agent may make in the step itself.
+            # The agent may make this call with other arguments in the step itself, and the key would be the same. So
+            # the call is not made ahead of time.
             return self._not_ahead()
         shared = self.store is not None and sample is not None and not by_person
         content = content_digest_of(function, args, kwargs, uses) if shared else None
@@ -443,7 +453,8 @@ class RememberedCalls:
         if flight is not None:
             flight.used |= not self.early
             known = known or flight.known
-        # A call that is under way may be the one whose answer the store has already. Then it is recorded as made.
+        # The store may have the answer of a shared call that is still under way. Such a call is recorded as made, so
+        # the store is asked only for other calls.
         elif known is None and call.content is not None and not self.memory.may_know:
             known = self._in_store(call.content)
         return self._result(call, partial(function, *args, **kwargs)) if known is None else self._known(call, *known)
@@ -459,21 +470,21 @@ class RememberedCalls:
         return STORE, made
 
     def forgotten(self, agent: AgentId) -> bool:
-        """Return whether an agent, which has ended its step, has forgotten to await a call through `me.remember`."""
+        """Return whether an agent, which has ended its step, has a call through `me.remember` that it did not await."""
         return self._unended.get(agent, 0) > 0
 
     def records(self) -> list[CallRecord]:
-        """Return the calls through `me.remember` that have succeeded or used tokens.
+        """Return records of the calls through `me.remember` that have succeeded, or have failed after using tokens.
 
-        They are sorted by agent, and for each agent by their start.
+        They are sorted by agent, and for each agent in the order in which the calls began.
         """
         ended = [record for record in self._records if record is not None]
         return sorted(ended, key=lambda record: (isinstance(record.agent, str), record.agent))
 
     async def _known(self, call: _Remembered, source: str, made: KeptCall) -> Any:  # noqa: ANN401 - of a function of the user's
-        """Return the result of a call through `me.remember` that is known already, without a task.
+        """Return the result of a call through `me.remember` for which no call must be made, because it is known.
 
-        Args: `made` has the result, and `source` says where it comes from.
+        Args: `made` has the result, and `source` says where it comes from, such as "store".
         """
         if self.ending:
             raise asyncio.CancelledError
@@ -491,7 +502,10 @@ class RememberedCalls:
         return decode_exactly(made.result)
 
     def _saving(self, call: _Remembered, made: KeptCall) -> KeptCall:
-        """Count what an answer from the store of calls has saved; return the answer for its `CallRecord`."""
+        """Count the tokens and the money that an answer from the store has saved; return the answer for its record.
+
+        The returned answer has the saved cost by the prices of this run. Its usage is that of this call's failed tries.
+        """
         if (saved := made.saved) is not None:
             saved = msgspec.structs.replace(saved, cost=self._price_now(saved))
             for name, more in ((SAVED, saved.tokens), (SAVED_COST, saved.cost)):
@@ -502,7 +516,7 @@ class RememberedCalls:
         return KeptCall(made.seconds, made.tries, made.result, None if failed is None else failed.usage, saved=saved)
 
     def _price_now(self, used: CallUsage) -> int | None:
-        """Return what a call would cost by the prices of this run, or None if the run has no price for it."""
+        """Return what the tokens in `used` would cost by the prices of this run, or None if this is not known."""
         # If several models have answered a call, it is not known which of its tokens each of them has used.
         if self._price is None or (" + " in (used.model or "") and not isinstance(self.settings.cost, Price)):
             return None
@@ -527,16 +541,17 @@ class RememberedCalls:
         try:
             return await answer
         except asyncio.CancelledError:
-            # The model itself has cancelled the call, or the step has failed, and need not wait for a person.
+            # A call that the model itself has cancelled is given up. If the step has failed, only a person's is given
+            # up: others have cost money, so they go on.
             if not self.ending or made.by_person:
                 call.cancel()
                 await asyncio.wait({call})  # so that the call has left the gate before the model goes on
             raise
 
     async def _settle(self, answer: asyncio.Future[Any], made: _Remembered, function: Callable[[], Any]) -> None:
-        """Make the call `made` by `function`, and set its result or error in `answer`.
+        """Make the call `made`, which calls `function`, and set its result or error in `answer`.
 
-        This task goes on even if the step fails and nobody waits.
+        This runs as a task of its own, which goes on even if the step fails and nobody waits for `answer`.
         """
         try:
             result = await self._made(made, function)
@@ -578,9 +593,10 @@ class RememberedCalls:
         return self._end(call, source, made)
 
     def calls_now(self) -> list[_Remembered]:
-        """Return the calls of models that are under way. A call that the look-ahead makes is left out.
+        """Return the calls that are under way here, without those that people answer.
 
-        Other threads may call this.
+        A call that only waits for an equal call that an agent makes ahead of time is also left out. Other threads may
+        call this.
         """
         flights = {} if self.flights is None else self.flights.by_key
         here = self.open.copy().values()
@@ -593,9 +609,10 @@ class RememberedCalls:
     async def _shared(
         self, call: _Remembered, function: Callable[[], Any], flights: dict[str, _Flight]
     ) -> tuple[str, KeptCall]:
-        """Return the answer of a call through `me.remember`, and where it came from.
+        """Return where the answer of a call through `me.remember` came from, such as "model", and the answer.
 
-        If the look-ahead, which lets agents run in later steps ahead of time, makes the same call, wait for its answer.
+        The step shares its calls with agents that run in it ahead of time. So if the same call is under way already,
+        wait for its answer. Otherwise make the call.
 
         Args: `flights` has the calls of the step that are under way or answered, by key.
         """
@@ -605,7 +622,8 @@ class RememberedCalls:
             outcome = flight.answer.result()
             if isinstance(outcome, tuple):
                 return outcome
-            gone = flight.maker.ending and self.settings.retries > 0  # a maker that ends tries nothing again
+            # A maker that was stopped does not repeat failed calls, but this one may.
+            gone = flight.maker.ending and self.settings.retries > 0
             if isinstance(outcome, BudgetSpent | StepAborted) or (gone and may_pass(outcome)):
                 continue
             if isinstance(outcome, Exception):
@@ -625,9 +643,9 @@ class RememberedCalls:
         return answer
 
     async def _kept(self, call: _Remembered, function: Callable[[], Any]) -> tuple[str, KeptCall]:
-        """Return the answer of a call through `me.remember`, and the name of the place where the answer was found.
+        """Return where the answer of a call through `me.remember` came from, "model" or "store", and the answer.
 
-        If the call was made now, this place is "model", and the answer is kept for a repetition of this step.
+        "model" says that the call was made now. Its answer is then kept for the case that this step runs again.
         """
         assert call.meter is not None
         before = self.memory.failed(call.key)
@@ -660,7 +678,7 @@ class RememberedCalls:
             raise
 
     async def _keep_failed(self, call: _Remembered) -> None:
-        """Record what a failed call through `me.remember` has used, because it was paid."""
+        """Record the tokens that a failed call through `me.remember` has used, because they were paid."""
         assert call.meter is not None
         if call.meter.used is None:
             return
@@ -675,10 +693,10 @@ class RememberedCalls:
                 self._record(call, FAILED, made)
 
     async def _once(self, call: _Remembered, content: str, function: Callable[[], Any]) -> tuple[str, KeptCall]:
-        """Return the answer of a call through `me.remember`, and "store" or "model", depending on where it came from.
+        """Return where the answer of a call through `me.remember` came from, "model" or "store", and the answer.
 
-        The call is made unless the store has its answer, or another process is making the same call. `content` is the
-        key of the answer in the store.
+        The call is made ("model") unless the store has its answer, or an equal call is under way, whose answer is then
+        used ("store"). `content` is the key of the answer in the store.
         """
         from ray_messaging.steps.call_store import StoredCall  # noqa: PLC0415 - brings sqlite3
 
@@ -688,9 +706,10 @@ class RememberedCalls:
         return (MODEL if made else STORE), answer
 
     async def _fit_answer(self, call: _Remembered, function: Callable[[], Any]) -> KeptCall:
-        """Make a call of `me.remember` whose answer is to be stored.
+        """Make a call through `me.remember`; return its answer, which the caller puts into the store.
 
-        The answer is first kept for this step. So it is not lost if the store's disk is full.
+        Before that, the answer is kept for the case that this step runs again. So it is not lost if the store's disk is
+        full.
         """
         made = await self._answer(call, function)
         await self._keep(call, made)
@@ -766,8 +785,9 @@ def _record_of(call: _Remembered, source: str, made: KeptCall) -> CallRecord:
 def _sample(agent: "Agent", n: int, samples: int) -> int:
     """Return the number of the stored answer that the `n`-th equal call of an agent in a step gets.
 
-    The first `samples` calls get the answers 0 to `samples` - 1, each one once. The number that the first call gets
-    depends on agent, step and seed.
+    The store has several answers of equal calls, with numbers from 0. The first `samples` calls get the answers 0 to
+    `samples` - 1, each one once, the next `samples` calls the following ones, and so on. Which of these answers a call
+    gets first depends on agent, step and seed, so that agents get different ones.
     """
     whole, place = divmod(n - 1, samples)
     chance = blake2b(repr((agent._society.seed, agent.step, agent.id)).encode(), digest_size=8).digest()
@@ -775,7 +795,7 @@ def _sample(agent: "Agent", n: int, samples: int) -> int:
 
 
 def may_pass(error: BaseException) -> bool:
-    """Return whether a failed call of a model may succeed later: after a timeout, or HTTP status 429 or 5xx."""
+    """Return whether a failed call may succeed if it is made again: it had a timeout, or HTTP status 429 or 5xx."""
     if any("Timeout" in kind.__name__ for kind in type(error).__mro__):
         return True
     for place in (error, getattr(error, "response", None)):
