@@ -15,19 +15,20 @@ other by messages. The table compares results of each model with the values that
 model is a short program for [`ray_messaging.run`](steps.md#without-a-cluster).
 
 In a clone of the repository the command `python -m examples.zoo --check` runs all models, and prints the table. The
-exit code is 1 if a result is not within its tolerance, unless the model's program declares this. With
-`--page docs/zoo.md` the command also writes this page.
+exit code is 1 if a result is not within its tolerance, unless the model's program says in advance that this result
+will not be. With `--page docs/zoo.md` the command also writes this page.
 
 - *published* is the value that the source gives, or that follows from its theory.
 - *here* is our result: the mean of all replicates, which are runs of the same model.
 - *replicates* is how many times we ran the model, each time with other random numbers.
 - *tolerance* is how far our result may be from the published value: three standard errors of our result, plus the
   uncertainty of the published value.
-- *comes out* says whether our result is within the tolerance. After *no, as declared* the page says why it is not.
+- *comes out* says whether our result is within the tolerance. *no, as declared* means that it is not, and that the
+  section [What does not come out](#what-does-not-come-out) says why.
 
 {table}
 
-We had seen quick runs of the models before we fixed the tolerances, so this is no blind test.
+We had seen quick runs of the models before we fixed the tolerances, so the table is no blind test.
 
 {declared}## Sources
 
@@ -35,7 +36,7 @@ We had seen quick runs of the models before we fixed the tolerances, so this is 
 
 ## Tolerances
 
-The list says for each result why its tolerance is as wide as it is. A **replicate** is one run of the model.
+The list says for each result in the table why its tolerance is as wide as it is. A **replicate** is one run of a model.
 
 {tolerances}
 """
