@@ -232,7 +232,7 @@ def batches_of_columns(chunks: Sequence[ColumnChunk], topic: str, step: int | No
 
 
 def unspread_batches(chunks: Sequence[ColumnChunk], audience: object, topic: str, step: int | None) -> list[Batch]:
-    """Build one batch from each chunk of broadcasts. The batch has one row for each broadcast, and no recipients.
+    """Build one batch from each chunk of broadcasts. Each batch has one row for each broadcast, and no recipients.
 
     Args: `audience` is an audience's handle or name, or EVERYBODY.
     """
@@ -265,7 +265,7 @@ async def edges_of(audience: AudiencePairs, topic: str, routes: Routes, audience
 def within_pairs(broadcasts: Batch, edges: Edges) -> Iterator[Batch]:
     """Divide the broadcasts of a batch into smaller batches, without the broadcasts that nobody hears.
 
-    Each of them has at most BROADCAST_PAIRS pairs of sender and hearer, or is a single broadcast.
+    Each smaller batch has at most BROADCAST_PAIRS pairs of sender and hearer, or is a single broadcast.
     """
     counts = edges.counts(broadcasts.from_ids)
     heard = np.flatnonzero(counts)

@@ -104,6 +104,8 @@ class BulkSender:
     def _add(self, checked: int, batch: Batch, call_row: int) -> BulkWaiter:
         """Accept a batch of another process. If it is small and has only plain messages, join it to the open batch.
 
+        Return the object whose future gets the receipts of the batch.
+
         Args: `checked` is the version of the schemas by which the batch was checked; `call_row` is the number of the
         first message in the call.
         """
@@ -117,7 +119,7 @@ class BulkSender:
         return self._put(checked, PendingBatch.of(batch), call_row, own=False)
 
     def _put(self, checked: int, pending: PendingBatch, call_row: int, *, own: bool = True) -> BulkWaiter:
-        """Accept a batch that is not joined with other messages.
+        """Accept a batch that is not joined with other messages. Return the object whose future gets its receipts.
 
         Args: `checked` is the version of the schemas by which the batch was checked. The schemas may have changed while
         the batch waited for capacity. `own` says that this process has made the batch. Then it decides here whether the

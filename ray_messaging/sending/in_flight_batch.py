@@ -283,7 +283,7 @@ class InFlightBatch:
 
 
 class RowWeights:
-    """The payload bytes of rows. If rows share a payload, its bytes are freed when the last of them has its fate."""
+    """Counter of the payload bytes of open rows. Bytes that rows share are freed when the last of these rows ends."""
 
     __slots__ = ("_index", "_open", "_weights", "rest")
 

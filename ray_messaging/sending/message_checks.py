@@ -38,7 +38,7 @@ class MessageChecks:
         self.addresses: dict[str, tuple[AgentId | None, str]] = {}  # a cache of parsed channels
         self.known: set[int] | None = None  # a cache of int ids that may send; None if all ids may send
         self._agents: AgentSet | None = None  # the agents that may send; None if all may
-        self._ints: IdTable[np.bool_] | None = None  # those of them that are ints; None if there are none
+        self._ints: IdTable[np.bool_] | None = None  # the int ids among `_agents`; None if there are none
         self._name = name
         self._exp_id = exp_id
         self._payload_bytes = payload_bytes

@@ -94,8 +94,9 @@ class Reach(NamedTuple):
 class Reaches:
     """How many agents of each mailbox hear each sender, for one version of an audience and one subtopic.
 
-    The numbers are computed once for each mailbox's record. `hearers` is the number of all hearers of each sender.
-    `places_of` returns the indices at which senders have their numbers.
+    The numbers of a mailbox are computed again only if its record changes. `hearers` has the
+    number of all hearers of each sender, with or without a mailbox. `places_of` returns the indices at which senders
+    have their numbers.
     """
 
     def __init__(
@@ -138,9 +139,9 @@ def caused_by_one(cause: str | None, rows: int) -> Extension | None:
 
 
 class BulkWaiter(NamedTuple):
-    """The future of a bulk send, whose rows in a batch are `low` to `high`.
+    """The future for the receipts of a bulk send's rows in one batch: the rows from `low` to before `high`.
 
-    `call_row` is the number of its first row in the bulk send.
+    `call_row` is the number that row `low` has in the bulk send.
     """
 
     low: int
