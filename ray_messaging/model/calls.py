@@ -132,7 +132,7 @@ def encloses_anew(function: Callable[..., Any]) -> bool:
 def asked(agent: AgentId, function: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> AskedCall:
     """Return what identifies a call through `me.remember`.
 
-    Equal calls have equal results on all machines, in whatever order their dicts and sets were filled.
+    Equal calls give an equal AskedCall on all machines, in whatever order their dicts and sets were filled.
     """
     name = getattr(function, "__qualname__", None) or type(function).__qualname__
     call = agent, name, args, kwargs

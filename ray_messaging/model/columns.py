@@ -233,7 +233,7 @@ def _encode_any(payload: Any) -> bytes:  # noqa: ANN401 - any payload
 
 
 def _dict_of(payload: object) -> dict[str, Any]:
-    """Return the dict of a Msg; raise InvalidPayload for another object, or if an equal Msg cannot be made from it."""
+    """Return the dict of a Msg; raise InvalidPayload for another object, or if the dict would not give an equal Msg."""
     if not isinstance(payload, Msg):
         raise InvalidPayload(
             "a payload must be a dict, a Msg, a dataclass, a msgspec.Struct or a pydantic model, and not a "

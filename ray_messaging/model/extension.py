@@ -50,7 +50,7 @@ AskedOutside = dict[int, OutsideQuestion]  # key: the row of a question, or of a
 class InHand(NamedTuple):
     """A message whose handler waits for an answer: the mailbox, the message's id, and the agent that handles it.
 
-    `slots` is the most handlers that the mailbox's service runs at once, or 0 if there may be other services.
+    `slots` is the most handlers that `serve` runs at once for the mailbox, or 0 if there may be other calls of `serve`.
     """
 
     mailbox: str

@@ -137,7 +137,7 @@ def _form(value: Any, place: Place) -> Any:  # noqa: ANN401 - any part of a payl
         return float(value)
     if isinstance(value, dict):
         return _dict_form(value, place)
-    if isinstance(value, ReadMessages):  # an empty one is a tuple, and would become []
+    if isinstance(value, ReadMessages):  # must come before tuples: an empty inbox is a tuple, and would become []
         raise InvalidPayload(
             f"{_PREFIX}{shown(place)} is an inbox: send the payloads of its messages, as in "
             "[message.payload for message in inbox]"
@@ -159,7 +159,7 @@ def _many_form(value: Any, place: Place) -> Any:  # noqa: ANN401 - a list, a tup
     if isinstance(value, list | tuple):
         if _EXACT_NUMBERS.issuperset(map(type, value)) and (
             not value or max(map(abs, value)) < _LARGE
-        ):  # mostly a short list, such as the shape of an array
+        ):  # the check pays, because most lists of numbers are short, such as the shape of an array
             return value
         return [_form(part, (place, at)) for at, part in enumerate(value)]
     # The members are sorted, because the order of a set differs between processes.

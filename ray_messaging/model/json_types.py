@@ -213,7 +213,7 @@ def described(kind: Any) -> bytes:  # noqa: ANN401 - a type, or a JSON Schema
 
 
 def schema_of(kind: Any) -> Mapping[str, Any]:  # noqa: ANN401 - a type
-    """Return the JSON Schema of a type; raise any error if it has none."""
+    """Return the JSON Schema of a type. If the type has none, the error may be of any class."""
     if is_msgspecs(kind):
         return msgspec.json.schema(kind)
     import pydantic  # noqa: PLC0415 - it takes a tenth of a second

@@ -13,7 +13,8 @@ from ray_messaging.common.tables import MOST_EXACT
 Value = bool | int | float | str
 Values = Sequence[Any] | NDArray[Any]
 
-STEP, AGENT, AGENT_NAME = TAKEN = ("step", "agent", "agent_name")  # the names of the table's other columns
+# The table of collected values has these columns too, so no collected column may have one of these names.
+STEP, AGENT, AGENT_NAME = TAKEN = ("step", "agent", "agent_name")
 _KINDS: dict[type, str] = {bool: "bool", int: "number", float: "number", str: "text"}
 _NUMPY_KINDS = {"b": "bool", "i": "number", "u": "number", "f": "number", "U": "text"}
 _LARGEST = np.dtype(np.float64).itemsize

@@ -335,7 +335,7 @@ class Commits:
     def acknowledge(self, *, everything: bool = False) -> bool:
         """Acknowledge the rows that the next fetch would commit, or with `everything` all taken rows.
 
-        Return whether a write is due.
+        Return whether the server lacks some acknowledgements, so that `write` must be called.
         """
         flight = self.in_flight
         for low, high in [(flight.front, flight.taken)] if everything else self.handed_out:
@@ -344,7 +344,10 @@ class Commits:
         return flight.changes != self._written
 
     def acknowledge_some(self, spans: Iterable[Span]) -> int:
-        """Acknowledge some rows; return how many were not acknowledged before. Raises as `acknowledge_runs` does."""
+        """Acknowledge some rows; return how many were not acknowledged before.
+
+        Raises: CommitFailed, without any change, if there would be too many ranges.
+        """
         return self.acknowledge_runs(self.in_flight.runs((span.entry, span.low, span.high) for span in spans))
 
     def acknowledge_runs(self, runs: Sequence[tuple[int, int]]) -> int:

@@ -46,8 +46,8 @@ class FetchedRows(NamedTuple):
 class FetchGate:
     """Exclusive access to a messager's messages, for one transaction at a time.
 
-    It also has the state after the last transaction. If the outcome of the last transaction is unknown, the next caller
-    first asks the server for the outcome.
+    `state` is the mailbox's state, as the last transaction left it. If the outcome of the last transaction is unknown,
+    the next caller first asks the server for the outcome.
     """
 
     def __init__(self, inbox: Inbox) -> None:
@@ -79,7 +79,10 @@ class FetchGate:
             raise TransactionError(_TRANSACTION_OPEN)
 
     async def open(self, commits: Commits) -> None:
-        """Begin a transaction: commit earlier fetches, and keep later ones, so that a failure can put them back."""
+        """Begin a transaction: commit what was fetched earlier, and keep what is fetched later, in case it fails.
+
+        `roll_back` puts the messages that were kept back into the inbox.
+        """
         if self._inbox.paused:
             await self._inbox.flowing.wait()
         self._commits, self.free = commits, False

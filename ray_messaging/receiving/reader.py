@@ -79,7 +79,7 @@ class ReadSize:
         self._rows, self._bytes = max(1, rows), max(1, nbytes)
 
     def adapt(self, waited_s: float, came_s: float) -> None:
-        """Adapt the size after a full read, whose first byte took `waited_s`, and whose other bytes took `came_s`."""
+        """Adapt the size after a full read. Its first byte came after `waited_s` seconds, the others took `came_s`."""
         self._waits.append(waited_s)
         waited_s = min(self._waits)
         if waited_s < _NEAR_S or came_s > 4 * waited_s:
@@ -188,7 +188,7 @@ class Reader:
                 await end(following)
 
     async def _read_once(self, last: str, size: ReadSize) -> tuple[Frames, bool]:
-        """Read frames after the entry `last`. Return them, and whether the read gave as many frames as it may."""
+        """Read frames after the entry `last`. Return them, and whether they are as many as one read may return."""
         inbox, began = self._inbox, time.monotonic()
         count = size.frames(inbox.limit if size.far else inbox.limit - inbox.size)
         # After a full read, the next read does not wait. `behind` stays true until a read finds the mailbox's end.

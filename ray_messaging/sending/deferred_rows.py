@@ -41,8 +41,8 @@ ROWS = 1024
 class DeferredRow:
     """A message that waits for a slow rule, or behind such a message of the same sender and recipient.
 
-    `row` is its row in the batch `in_flight`. `epoch` is None if it has no verdict yet. Otherwise `epoch` is the verdict
-    epoch under which it passed the rules: a number by which the server refuses outdated verdicts.
+    `row` is its row in the batch `in_flight`. `epoch` is None until the message has a verdict. Then it is the verdict
+    epoch under which the message passed the rules: a number by which the server refuses outdated verdicts.
     """
 
     in_flight: InFlightBatch

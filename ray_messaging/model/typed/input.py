@@ -87,7 +87,7 @@ def is_array(value: object) -> bool:
 
 
 def _odd_one(made: dict[str, TypedColumn]) -> str:
-    """Return the first column whose length differs from that of most columns."""
+    """Return the name of the first column whose length differs from that of most columns."""
     lengths = [*map(len, made.values())]
     usual = max(lengths, key=lengths.count)
     return next(name for name, column in made.items() if len(column) != usual)
