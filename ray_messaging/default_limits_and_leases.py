@@ -23,8 +23,8 @@ FRAME_ROWS = 16_384
 FRAME_BYTES = 16 * MIB
 FRAME_LIMIT = 256 * MIB
 
-# The limits of a sender's batch. A batch makes only a few frames, so the sender often changes between asking for
-# verdicts and writing. BATCH_BYTES limits a batch of large payloads, BATCH_ROWS a batch of small payloads.
+# The limits of a sender's batch. They keep a batch to a few frames, so that the sender soon goes on to the next batch.
+# BATCH_BYTES limits a batch of large payloads, BATCH_ROWS a batch of small payloads.
 BATCH_ROWS = FRAME_ROWS
 BATCH_BYTES = 32 * MIB
 
@@ -93,9 +93,9 @@ CUT_TIMEOUT_S = 100.0
 UNACKNOWLEDGED_S = 15.0
 KEEPALIVE_IDLE_S, KEEPALIVE_PROBE_S, KEEPALIVE_PROBES = 10, 5, 3
 
-# STEP_NEWS_TIMEOUT_S is the longest time, in seconds, that one call waits for news of steps, so that a server that does
-# not answer is noticed. STEP_LEASE_S is also in seconds. If the driver of a step, or the steps' supervisor, gives no
-# sign of life for this long, it counts as gone.
+# STEP_NEWS_TIMEOUT_S is the longest time, in seconds, that one call waits until the server reports a change of the
+# steps, so that a server that does not answer is noticed. STEP_LEASE_S is also in seconds. If the driver of a step, or
+# the steps' supervisor, gives no sign of life for this long, it counts as gone.
 STEP_NEWS_TIMEOUT_S = 5.0
 STEP_LEASE_S = 10.0
 

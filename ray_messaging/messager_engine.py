@@ -142,7 +142,7 @@ class Engine:
         """
         if self.closed:
             return
-        self._life = None  # `close` must not end the life, because the life runs this function
+        self._life = None  # `close` must not end the generator that is calling this function
         await asyncio.sleep(0)  # a user's generator, which ends with the loop too, may close this messager
         if self.closed or self.closing:
             return
@@ -401,7 +401,10 @@ class Engine:
         return sending if self.subscription is None else [*sending, *self.subscription.loops()]
 
     def stats(self) -> dict[str, Any]:
-        """Return counters of sending and receiving, by name, and the messager's name and way to its interceptor."""
+        """Return counters of sending and receiving, by name, and how verdicts are asked for, as "interceptor".
+
+        The messager's name is also in the dict, as "name".
+        """
         accumulator, subscription = self.accumulator, self.subscription
         verdict_client = None if accumulator is None else accumulator.send_loop.verdict_client
         return {

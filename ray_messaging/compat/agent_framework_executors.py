@@ -372,7 +372,8 @@ class Shared:
         self._source = source
         self._executors: Executors | None = None
         self._id = uuid4().hex  # a process that was restarted has another object
-        self._told: tuple[int, list[ToldEvent]] = 0, []  # the events of the last step, and the number of those before
+        # How many events came in all steps before the last step, and the events of the last step.
+        self._told: tuple[int, list[ToldEvent]] = 0, []
         self._reader: tuple[asyncio.AbstractEventLoop, asyncio.Event] | None = None
 
     def __reduce__(self) -> Any:

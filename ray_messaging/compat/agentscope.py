@@ -106,8 +106,8 @@ class RayMessageBus(MessageBus):  # type: ignore[misc,unused-ignore]  # without 
         db = getattr(self._server, "db", 0)
         self._keys = Keys(self._exp_id, db=db)
         self._prefix, self._ears = f"{self._keys.prefix}bus:{part}", f"{self._keys.ears}bus:{part}"
-        # The experiment's ingress drops channel messages that come between two brackets on the experiment's own
-        # channel. So the bus sends its brackets on another channel.
+        # Receivers of the experiment drop messages that come between two marks, the brackets, on the experiment's own
+        # channel, because this package has published these messages itself. The bus's marks have another channel.
         self._keys.own = f"{self._prefix}own{mark_of_db(db)}"
         self._link: RedisLink | None = None
         self._messager: Messager | None = None

@@ -84,7 +84,8 @@ class RayAgentRuntime(core.SingleThreadedAgentRuntime, AbstractAsyncContextManag
         self._asked: dict[str, Any] = {}
         self._decoded = lru_cache(16)(self._decode)  # so that all hearers of an event get the same decoded object
         self._locks: dict[core.AgentId, asyncio.Lock] = {}
-        helper: Any = self._tracer_helper  # without tracing, spans would take as long as messages
+        # If no tracing is set up, no spans are made, because they would take as much time as the messages.
+        helper: Any = self._tracer_helper
         unseen = isinstance(helper.tracer_provider, ProxyTracerProvider)
         self._span = (lambda *_, **__: nullcontext()) if unseen else helper.trace_block
 

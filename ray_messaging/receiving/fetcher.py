@@ -79,9 +79,9 @@ class FetchGate:
             raise TransactionError(_TRANSACTION_OPEN)
 
     async def open(self, commits: Commits) -> None:
-        """Begin a transaction: commit what was fetched earlier, and keep what is fetched later, in case it fails.
+        """Begin a transaction: commit what was fetched before, and keep what is fetched from now on.
 
-        `roll_back` puts the messages that were kept back into the inbox.
+        If the transaction fails, `roll_back` returns the kept messages to the inbox.
         """
         if self._inbox.paused:
             await self._inbox.flowing.wait()

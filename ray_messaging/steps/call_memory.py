@@ -65,8 +65,8 @@ class CallMemory:
         self._idle = True  # whether nothing was written within the last `_WAIT_S` seconds
         self._asked = False  # whether `_ask` will be called
         self._more = False  # whether `_begin` was called during the call to the server
-        self._task: asyncio.Task[None] | None = None  # it writes results
-        self._pause: asyncio.TimerHandle | None = None  # after a call to the server
+        self._task: asyncio.Task[None] | None = None  # the task that writes results
+        self._pause: asyncio.TimerHandle | None = None  # the timer of the pause that follows a call to the server
 
     @property
     def may_know(self) -> bool:
@@ -156,7 +156,7 @@ class CallMemory:
             )
 
     def _ask(self) -> None:
-        """Let the results be written. The callers' event loop calls this at the beginning of its next round."""
+        """Begin to write results in the event loop of this object. The callers' event loop calls this."""
         self._asked = False
         self._loop.call_soon_threadsafe(self._begin)
 

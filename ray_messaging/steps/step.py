@@ -60,12 +60,12 @@ class Step:
         # `send` is not defined as a method, because one more function call would add a tenth to the time of a send.
         self.send = sends.send
         self.generators = StepGenerators(seed, number, agents)
-        self.moves: StepMoves | None = None  # the new positions of its agents; None: no agent has moved
+        self.moves: StepMoves | None = None  # the agents' new positions in audiences; None: no position was set
         self.arrivals = arrivals
         self.blocked = blocked
         self.before = agents.agents if before is None else before
         self.series = b""  # the data that a run records with `collect` in this step, encoded
-        self.calls = b""  # the remembered calls of its agents, encoded
+        self.calls = b""  # the calls that the agents have made through `me.remember`, encoded
         self._state = state
         self._state_bytes = state_bytes
 

@@ -171,7 +171,9 @@ class StepLoop:
             mine = left.get(self._group)
             self.account.before = StepCounts({}) if mine is None else StepCounts.decode(mine.counts)
             found: Answer | None = None
-            news = ""  # the latest position in the stream of news that this loop knows ("": none)
+            # The latest position that this loop knows in the stream on which the server reports changes of the steps
+            # ("": none).
+            news = ""
             while True:
                 if (number := self.committed + 1) >= self.until:
                     found = None
@@ -322,12 +324,13 @@ class StepLoop:
         return found
 
     def _expect(self, box: BoxReader, step: int, news: str) -> None:
-        """Begin to wait for the news that `step` is open. `box` reads this step's messages.
+        """Begin to wait for the server's report that `step` is open. `box` reads this step's messages.
 
-        Args: `news` is the position in the stream of news after which to look.
+        The server reports on a stream. The wait begins after the position `news` of this stream.
 
-        For a step from `until` on, the group waits until news say that the step was opened for it. If `news` is "", an
-        earlier driver may have got such news already. Then this does not wait, and the server is asked later.
+        From step `until` on, a step is opened by a run's driver, and the report must name this group. If `news` is "",
+        an earlier driver of the group may have got that report already. Then this does not wait, and the server is
+        asked later.
         """
         if step < self.until:
             box.expect(news, STEP_NEWS_TIMEOUT_S)
