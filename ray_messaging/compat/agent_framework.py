@@ -556,7 +556,7 @@ class _Groups(_Carrier):
         Args: `begun` has the numbers of the steps whose events are passed on.
         """
         while True:
-            # The question stays asked after the end of the superstep, and is answered in a later one.
+            # A call for events that has no answer when a superstep ends is kept, and gets its answer in a later one.
             if (asked := self._asked.get(group)) is None:
                 seen = self._seen.get(group, ("", 0))
                 ask = self._run._actors[group].of_shared.options(max_task_retries=0)

@@ -89,8 +89,8 @@ class OrderedSocialSpace(SimpleSocialSpace, metaclass=_InheritedTools):  # type:
         self._messager: Messager | None = None
         self._turns: dict[int, _Turn] = defaultdict(_Turn)
         self._run = uuid.uuid4().hex  # distinguishes the steps of this simulation from others on the experiment
-        # By agent: the trace id of its step, and the unread messages and the turn that the agent had when it began the
-        # step.
+        # By agent: the trace id of its step. Then, as they were when the agent began the step: its unread messages, and
+        # the record of what it had done since the last step.
         self._attempts: dict[int, tuple[str, list[Message], _Turn]] = {}
         self._given_up: set[str] = set()
         self._in_step = False

@@ -365,7 +365,7 @@ class RayAgentRuntime(core.SingleThreadedAgentRuntime, AbstractAsyncContextManag
         If the message is a question, return what the agent has returned, or its error.
         """
         if message.in_reply_to is not None:
-            return None  # the answer to a question that was cancelled
+            return None  # a late answer: nobody waits for it, because the question was cancelled
         await self._may_begin(message)
         asks, told = message.expects_answer, message.payload
         sender, recipient, topic = _id(message.from_id), _id(message.to_id), told.get("topic")

@@ -262,9 +262,9 @@ class Count(Aggregate):
 
     @staticmethod
     def merged(name: str, partials: Iterable[Any]) -> dict[str, Value]:
-        """Return the numbers of agents, over all groups, that have each value, in ascending order of the values.
+        """Return how many agents of all groups have each value, in ascending order of the values.
 
-        The keys are texts of the form `name=value`.
+        The keys of the result are texts of the form `name=value`.
         """
         return {f"{name}={value}": count for value, count in _counted("Count", name, partials)}
 
@@ -282,9 +282,9 @@ class Share(Count):
 
     @staticmethod
     def merged(name: str, partials: Iterable[Any]) -> dict[str, Value]:
-        """Return the shares of all agents that have each value, in ascending order of the values.
+        """Return which share of the agents of all groups has each value, in ascending order of the values.
 
-        The keys are texts of the form `name=value`.
+        The keys of the result are texts of the form `name=value`.
         """
         counts = _counted("Share", name, partials)
         total = sum(count for _, count in counts)

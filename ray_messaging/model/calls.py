@@ -53,9 +53,9 @@ class KeptCall(msgspec.Struct, array_like=True, gc=False):
 
 
 class CallRecord(msgspec.Struct, array_like=True, gc=False):
-    """A model's call through `me.remember`, in a step that is committed, with its result and what it used.
+    """An agent's call through `me.remember` in a committed step, with its result, and the tokens that it used.
 
-    `source` says where its result came from: MODEL, KEPT, PARENT, STORE, FAILED or UNUSED.
+    `source` says where the result came from: MODEL, KEPT, PARENT, STORE, FAILED or UNUSED.
     """
 
     key: str

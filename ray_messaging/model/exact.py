@@ -53,7 +53,7 @@ _HEAD = 3  # the size of the head of a list of `BLOCK` items
 
 
 def encode_exactly(value: object, place: str) -> bytes:
-    """Encode a value.
+    """Encode a value as bytes from which an equal value of the same type can be decoded.
 
     `place` is the name of the value in error messages.
 

@@ -142,7 +142,7 @@ class Extension(msgspec.Struct, eq=False, kw_only=True):
         )
 
     def outside_of(self, rows: NDArray[np.intp]) -> AskedOutside:
-        """Return the questions from outside the steps among some rows, by position in `rows`."""
+        """Return the questions from outside of the steps that some rows are or answer, by position in `rows`."""
         return _rows_of(self.asked_outside, rows)
 
     @property

@@ -284,7 +284,7 @@ def _as_json(value: object) -> object:
     """Return the JSON value of an object whose type is common in simulations."""
     if isinstance(value, PathLike):
         return fspath(value)
-    if isinstance(value, date | time):  # or an object of pandas' subclasses, which msgspec refuses
+    if isinstance(value, date | time):  # such as an object of pandas' subclasses of these, which msgspec refuses
         return value.isoformat()
     if is_object(value):  # an object of pydantic: msgspec encodes all others itself
         return msgspec.Raw(encode_whole(value))

@@ -367,7 +367,7 @@ class Commits:
     def conclusion(
         self, state: bytes | None = None, *, fetched: bool = True, state_changed: bool = False
     ) -> Conclusion:
-        """Return the changes of the mailbox that the server does not have yet.
+        """Return the mailbox's cursor, acknowledged ranges and new state, as the server does not have them yet.
 
         Args: `fetched` is False for a transaction that has fetched nothing, and so does not move the cursor. With
         `state_changed` the mailbox's state becomes `state`.

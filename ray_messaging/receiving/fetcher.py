@@ -416,7 +416,8 @@ class Fetcher:
     async def open_transaction(self) -> FetchGate:
         """Give a transaction exclusive access to the messages, and commit earlier fetches.
 
-        Raises: TransactionError if another transaction is open, or if a fetch is waiting; the errors of `commits`.
+        Raises: TransactionError if another transaction is open, or if a fetch is waiting; the errors of `commits`, such
+        as NotListening.
         """
         commits = self.commits
         await self.gate.wait_free()

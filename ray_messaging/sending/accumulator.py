@@ -245,8 +245,8 @@ class Accumulator:
     ) -> Awaitable[Receipt]:
         """Accept one message when there is capacity.
 
-        Args: `in_turn` says that the caller has already waited for its turn. `kind` is given for a question or an
-        answer.
+        Args: `cause` is the id of the message that the sender is handling. `in_turn` says that the caller has already
+        waited for its turn. `kind` is given for a question or an answer.
         """
         size, capacity = len(line) + 1, self.capacity
         if not in_turn:

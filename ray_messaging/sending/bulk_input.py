@@ -57,7 +57,7 @@ class ColumnChunk(NamedTuple):
     def batch(
         self, topics: tuple[str, ...], step: int | None, sent_at: float, extension: Extension | None = None
     ) -> Batch:
-        """Return the rows as a batch. Its sender and its number are set later."""
+        """Return the rows as a batch. Its sender, and the number of its first message, are set later."""
         return Batch(
             sender="",
             epoch=0,
@@ -94,8 +94,8 @@ def batches_of(
 ) -> list[Batch]:
     """Check and encode messages; return them as batches within the limits, without sender and number.
 
-    Args: `group` is the name of a group, which sends only for its own agents, so that each message needs a from_id. If
-    it is None, a message may have any sender.
+    Args: `address` returns the agent and the topic of a channel. `group` is the name of a group, which sends only for
+    its own agents, so that each message needs a from_id. If it is None, a message may have any sender.
     Raises: the error of the first invalid message.
     """
     drafts = [PendingBatch(step)]

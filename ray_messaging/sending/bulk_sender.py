@@ -168,6 +168,9 @@ async def join_receipts(
 
     The error has the receipts of the rows that were sent. If a batch has failed with OutcomeUnknown, that error is
     raised rather than others, because only OutcomeUnknown warns the caller not to send again.
+
+    Args: `stopped` is the error because of which some batches were not accepted, or None. `rows` is the number of rows
+    of all batches, accepted or not.
     """
     if len(futures) == 1 and stopped is None:
         return await futures[0]

@@ -1,4 +1,7 @@
-"""Deferred rows: messages that wait for a slow rule, and later messages of the same sender to the same recipient."""
+"""Deferred rows: messages that wait for a slow rule, and later messages of the same sender to the same recipient.
+
+A slow rule gives its verdicts later than other rules, such as a rule that asks a language model.
+"""
 
 import asyncio
 import logging
@@ -274,8 +277,8 @@ def _order(place: DeferredRow) -> tuple[int, int]:
 def _requests(places: Iterable[DeferredRow]) -> Iterator[DeferredRequest]:
     """Yield requests for verdicts on these deferred rows, as few requests as possible.
 
-    The rows of one request have the same epoch. Either all or none of them have a step, and their further columns can
-    be joined.
+    The rows of one request were sent under the same epoch of this sender. Either all or none of them have a step, and
+    their further columns can be joined.
     """
     alike = groupby(sorted(places, key=lambda place: (_kind(place), _order(place))), _kind)
     for found in map(list, map(itemgetter(1), alike)):

@@ -147,9 +147,9 @@ class MailboxQueues(dict[str, MailboxQueue]):
         return [queue for queue in self.values() if queue.refused and queue.frames and queue.retry_at <= now]
 
     def take_all(self) -> list[OutboundFrame]:
-        """Empty the queues, and return their frames, the oldest first.
+        """Empty the queues, and return their frames in the order of their batches, then of their deadlines.
 
-        Rows that had to wait for a verdict were queued later than other rows of their batch, and have a later deadline.
+        Rows that had to wait for a verdict have a later deadline than the other rows of their batch.
         """
         frames = [frame for queue in self.values() for frame in queue.take()]
         return sorted(frames, key=lambda frame: (frame.in_flight.batch.first, frame.deadline))

@@ -338,7 +338,8 @@ class FrameSender(Destination):
             unknown = [error for error in errors if not _is_unsent(error)]
             late = any(reply.repeated and not reply.all_written for _, reply in replied)
             if late and not unknown:
-                # A repeated call may still reach the server a second time, although it was refused.
+                # A call that was repeated may still reach the server a second time, although it was refused. With a
+                # higher epoch, the server refuses it again.
                 await self.take_epoch()
             self.attempted = bool(unknown)
             raise [*unknown, *errors][0]
@@ -346,7 +347,7 @@ class FrameSender(Destination):
         self.attempted = False
 
     async def _look_for_room(self) -> None:
-        """Ask whether there is room now for large frames that were refused, because sending them in vain takes long."""
+        """Ask the server whether it has room now for refused large frames, because sending them in vain takes long."""
         self._some_refused = any(queue.refused for queue in self.queues.values())
         for queue in self.queues.refused(asyncio.get_running_loop().time()):
             head = queue.frames[0]

@@ -309,8 +309,8 @@ class AttemptSender:
     async def _judge(self, in_flight: InFlightBatch) -> BatchVerdict:
         """Return the verdicts on a batch. A slow rule delays the whole batch, so no message is deferred.
 
-        Raises: InterceptorUnavailable for broadcasts if rules that judge pairs were inserted after the batch was
-        prepared.
+        Raises: InterceptorUnavailable for broadcasts if rules that judge pairs of sender and hearer were inserted after
+        the batch was prepared.
         """
         client, observer, asked_at = self._engine.verdict_client, self._engine.observer, time.perf_counter()
         verdict: BatchVerdict | None

@@ -296,7 +296,7 @@ class Step:
         self.series = series
 
     def keep_calls(self, calls: bytes) -> None:
-        """Store the remembered calls of the agents. They are written when the step is committed.
+        """Store the calls that agents have made through `me.remember`. They are written when the step is committed.
 
         Raises: PayloadTooLarge if the calls are larger than MessagingConfig.state_bytes.
         """

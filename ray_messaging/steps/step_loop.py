@@ -129,7 +129,8 @@ class StepLoop:
         # A function that takes a step and agents, and reads the results of calls that these agents have made in that
         # step of the run from which this run was forked.
         self.parent_calls: Callable[[int, AgentSet], Mapping[str, bytes]] | None = None
-        self._memories: dict[int, CallMemory] = {}  # the remembered calls of the open step, and of steps after it
+        # By step, the results of calls through `me.remember`: for the open step, and for steps after it.
+        self._memories: dict[int, CallMemory] = {}
         self._taken: DrivenGroup | None = None
         self.account = StepAccount(digest=settings.digest, later=later)
 
@@ -225,7 +226,7 @@ class StepLoop:
                     await self._store.let_go(self._group, taken.attempt)
 
     def calls_of(self, step: int) -> CallMemory:
-        """Return the remembered calls of a step, which is the open step or a later one."""
+        """Return the results of calls through `me.remember` for a step, which is the open step or a later one."""
         assert self._taken is not None
         if step not in self._memories:
             # An earlier attempt may have kept results only for the first step that is not committed, and for the
