@@ -126,7 +126,8 @@ class RayWorkflowRunner(AbstractContextManager["RayWorkflowRunner"]):
     def attach(self, workflow: "Workflow | Callable[[], Workflow] | Any") -> "Workflow":
         """Let a workflow run in the groups from now on, such as for `workflow.as_agent()`; return the workflow.
 
-        Args and errors: as for `run`.
+        Args: `workflow` is a workflow, its WorkflowBuilder, or a function that builds it, as for `run`.
+        Raises: the same errors as `run`, such as ConfigError for a workflow that cannot be pickled.
         """
         if self.workflow is not None and workflow in (self._given, self.workflow):
             return self.workflow
@@ -579,7 +580,8 @@ class _Groups(_Carrier):
 
         The first message also has the data that are needed only once.
 
-        Args: `streaming` says that the workflow was started with stream=True.
+        Args: `n` is the delivery's number in its superstep. `streaming` says that the workflow was started with
+        stream=True.
         """
         changed, gone = state.news(delivery.target)
         told = message_told(state.values, delivery.message, f"the message for executor {delivery.target!r}")

@@ -26,7 +26,7 @@ of_json: Callable[[Any], Any] = msgspec.json.Decoder().decode
 # or the error that ended it.
 EVENT, REQUEST, MESSAGE, SET, DELETE, ERROR = "event", "request", "message", "set", "delete", "error"
 Act = tuple[str, Any]
-_WAIT_S: Final = 60.0  # the longest wait of one question for events, so that questions of drivers that died end
+_WAIT_S: Final = 60.0  # the longest wait of one call of `events_after`, so that calls of drivers that have died end
 
 
 class Source(NamedTuple):

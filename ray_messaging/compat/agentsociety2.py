@@ -247,7 +247,7 @@ class OrderedSocialSpace(SimpleSocialSpace, metaclass=_InheritedTools):  # type:
     async def step(self, tick: int, t: datetime) -> None:
         """Deliver the messages that agents have sent, and apply their changes of groups.
 
-        Raises: the same errors as `Messager.send_messages`.
+        Raises: the same errors as `Messager.send_messages`, such as MailboxFull and OutcomeUnknown.
         """
         async with self._lock:
             turns = sorted(self._turns.items())
@@ -346,7 +346,7 @@ class OrderedSocialSpace(SimpleSocialSpace, metaclass=_InheritedTools):  # type:
 
 
 def _changed(members: list[int], agent_id: int, joined: bool | None) -> list[int]:  # noqa: FBT001 - None: neither
-    """Return a group's members after an agent has joined or left it."""
+    """Return a group's members after an agent has joined it (True), has left it (False), or neither (None)."""
     if joined and agent_id not in members:
         return [*members, agent_id]
     return [each for each in members if each != agent_id or joined is not False]

@@ -271,10 +271,13 @@ class Step:
             note_replied(questions)
 
     def move(self, audience: object, ids: object, positions: object) -> None:
-        """Set the positions of some of the group's agents in an audience, an array (n, 2) or (n, 3).
+        """Set the positions of some of the group's agents in an audience.
 
-        All groups use the new positions in the next step. If a position is set twice in a step, the last one counts.
+        All groups use the new positions from the next step on. If a position is set twice in a step, the last one
+        counts.
 
+        Args: `audience` is the audience's handle or name, `ids` are n agents, and `positions` is an array (n, 2) or
+        (n, 3).
         Raises: UnknownName for an audience that does not exist in this step; UnknownSender for an agent of another
         group; InvalidColumns if the arguments do not fit together; Closed if the step has ended. The commit raises
         UnknownName for an agent without a position, and ConfigError for an audience that was not made of positions. In

@@ -232,7 +232,8 @@ def digest_of(counts: dict[str, StepCounts]) -> bytes:
 async def sealed_history(store: "RedisSteps", step: int) -> bytes:
     """Return the digest of all steps up to and including `step`.
 
-    Raises: the same errors as `sealed_counts` and `digest_of`.
+    Raises: the same errors as `sealed_counts` and `digest_of`, such as UnknownName if a group has not committed `step`,
+    and ConfigError if no digests were computed.
     """
     chained = b""
     await sealed_counts(store, step)

@@ -125,7 +125,7 @@ class StepLoop:
         # Whether a run's driver opens the first step of each of its calls for all groups. Then this group may begin the
         # step although it has not asked for it.
         self.is_told = False
-        self.ahead = 0  # for how many steps after the open one calls may be made
+        self.ahead = 0  # for how many steps after the open one agents may make calls through `me.remember`
         # A function that takes a step and agents, and reads the results of calls that these agents have made in that
         # step of the run from which this run was forked.
         self.parent_calls: Callable[[int, AgentSet], Mapping[str, bytes]] | None = None
