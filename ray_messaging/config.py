@@ -87,7 +87,7 @@ class _Settings(BaseModel, metaclass=_OurSettings):
     _unnamed: ClassVar[str] = ""  # the end of the error for a value that was passed without a name
 
     @classmethod
-    def __pydantic_init_subclass__(cls, **_: Any) -> None:  # noqa: ANN401 - as BaseModel's
+    def __pydantic_init_subclass__(cls, **_: Any) -> None:  # noqa: ANN401 - BaseModel's signature
         listed = [f"{each.name} ({each.kind}, {each.default}): {each.description}" for each in settings_of(cls)]
         cls.__doc__ = "\n".join([cls.__doc__ or "", "", *listed])
 

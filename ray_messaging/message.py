@@ -200,7 +200,7 @@ class Message(msgspec.Struct, eq=False, gc=False):
     def __hash__(self) -> int:
         return hash(self.id)
 
-    def get(self, key: str, default: Any = None) -> Any:  # noqa: ANN401 - as dict.get
+    def get(self, key: str, default: Any = None) -> Any:  # noqa: ANN401 - any default
         """Return `message[key]`, or `default` for an unknown key."""
         return self[key] if key in _KEYS else default
 

@@ -204,7 +204,7 @@ async def run_deliveries(
             )
             recorder.acts += state.taken(values)
             tell = recorder.tell
-        except Exception as error:  # noqa: BLE001 - of the user's handler
+        except Exception as error:  # noqa: BLE001 - the user's handler may raise any error
             recorder.acts.append((ERROR, {"type": type(error).__name__, "text": str(error)}))
             break
     return done
@@ -272,7 +272,7 @@ class Executors:
         after = {}
         try:
             after = await snapshot_told(self._values, executor)
-        except Exception as error:  # noqa: BLE001 - of the user's on_checkpoint_save
+        except Exception as error:  # noqa: BLE001 - the user's code may raise any error
             done[-1].append((ERROR, {"type": type(error).__name__, "text": str(error)}))
         self._current[name] = step
         self._begun.discard(name)

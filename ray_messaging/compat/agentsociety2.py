@@ -345,7 +345,7 @@ class OrderedSocialSpace(SimpleSocialSpace, metaclass=_InheritedTools):  # type:
         return True
 
 
-def _changed(members: list[int], agent_id: int, joined: bool | None) -> list[int]:  # noqa: FBT001 - None: neither
+def _changed(members: list[int], agent_id: int, joined: bool | None) -> list[int]:  # noqa: FBT001 - it has three values
     """Return a group's members after an agent has joined it (True), has left it (False), or neither (None)."""
     if joined and agent_id not in members:
         return [*members, agent_id]

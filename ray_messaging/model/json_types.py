@@ -114,7 +114,7 @@ class JsonTypes:
         made = [self._of_kind(kind, node, where) for kind in ([kinds] if isinstance(kinds, str) else kinds)]
         return reduce(or_, made)
 
-    def _of_reference(self, reference: object, where: str) -> Any:  # noqa: ANN401 - as above
+    def _of_reference(self, reference: object, where: str) -> Any:  # noqa: ANN401 - a type
         name = self._name(reference)
         if name in self._open:
             raise ConfigError(
@@ -128,7 +128,7 @@ class JsonTypes:
             self._open.pop()
 
     @staticmethod
-    def _literal(values: list[Any], where: str) -> Any:  # noqa: ANN401 - as above
+    def _literal(values: list[Any], where: str) -> Any:  # noqa: ANN401 - a type
         if not all(value is None or type(value) in (str, int) for value in values):
             raise ConfigError(
                 f"{_schema_of(where)} lists the values {values!r}: senders can check only strs, ints and None, so "
@@ -136,7 +136,7 @@ class JsonTypes:
             )
         return Literal[tuple(values)]
 
-    def _of_kind(self, kind: str, node: Node, where: str) -> Any:  # noqa: ANN401 - as above
+    def _of_kind(self, kind: str, node: Node, where: str) -> Any:  # noqa: ANN401 - a type
         if kind == "object":
             return self._of_object(node, where)
         if kind == "string" and node.get("format") in self._formats:

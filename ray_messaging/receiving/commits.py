@@ -113,7 +113,7 @@ class InFlight:
         """Return the size of the frames after the cursor of which all rows were taken."""
         return sum(part.nbytes for part in self._parts[self._head :])
 
-    def take(self, entry: str, low: int, high: int, whole: bool, nbytes: int) -> None:  # noqa: FBT001 - for each frame
+    def take(self, entry: str, low: int, high: int, whole: bool, nbytes: int) -> None:  # noqa: FBT001 - a hot path
         """Record that rows from `low` to before `high` of an entry were taken.
 
         A frame without rows only moves the cursor.
@@ -151,7 +151,7 @@ class InFlight:
             self.ahead.popleft()
         return False, high
 
-    def skip(self, entry: str, low: int, high: int, whole: bool, nbytes: int) -> None:  # noqa: FBT001 - as take
+    def skip(self, entry: str, low: int, high: int, whole: bool, nbytes: int) -> None:  # noqa: FBT001 - a hot path
         """Record rows that were acknowledged before they were taken. The arguments are those of `take`."""
         number, found = self.taken, self.ahead.popleft()
         self.take(entry, low, high, whole, nbytes)

@@ -248,7 +248,8 @@ class Reader:
                 result = await call()
             except ServerRefused as error:
                 if self._inbox.trouble is None:
-                    logger.error("mailbox %s cannot be read, and is tried again: %s", self._mailbox, error)  # noqa: TRY400 - no bug
+                    # A refusal is no bug, so the log needs no traceback.
+                    logger.error("mailbox %s cannot be read, and is tried again: %s", self._mailbox, error)  # noqa: TRY400
                 self._inbox.note_trouble(error)
                 self._waits, self._turned_at = True, time.monotonic()
                 unanswered, pauses = None, (refused := refused or Backoff(REDIS_REFUSED))

@@ -235,7 +235,7 @@ class _Inbox(ReadMessages):
     def __getattr__(self, name: str) -> Any:  # noqa: ANN401 - any field or method of Messages
         return getattr(self._messages, name)
 
-    def __getitem__(self, index: Any) -> Any:  # noqa: ANN401 - as that of Messages
+    def __getitem__(self, index: Any) -> Any:  # noqa: ANN401 - a Message, or Messages for a slice
         return self._messages[index]
 
     def __eq__(self, other: object) -> bool:

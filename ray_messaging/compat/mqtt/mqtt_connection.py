@@ -114,15 +114,15 @@ class Connection:
         def opened(_client: Client, _userdata: object, sock: Any) -> None:  # noqa: ANN401 - a socket, of TLS or not
             loop.call_soon_threadsafe(self._watch, sock)
 
-        def closed(_client: Client, _userdata: object, sock: Any) -> None:  # noqa: ANN401 - as above
+        def closed(_client: Client, _userdata: object, sock: Any) -> None:  # noqa: ANN401 - a socket, of TLS or not
             loop.remove_reader(sock)
             # Otherwise the loop would watch the next socket, which may have the same number, in place of this one.
             loop.remove_writer(sock)
 
-        def has_more(_client: Client, _userdata: object, sock: Any) -> None:  # noqa: ANN401 - as above
+        def has_more(_client: Client, _userdata: object, sock: Any) -> None:  # noqa: ANN401 - a socket, of TLS or not
             loop.call_soon_threadsafe(self._write_soon, sock)
 
-        def has_no_more(_client: Client, _userdata: object, sock: Any) -> None:  # noqa: ANN401 - as above
+        def has_no_more(_client: Client, _userdata: object, sock: Any) -> None:  # noqa: ANN401 - a socket
             loop.remove_writer(sock)
 
         client.on_socket_open, client.on_socket_close = opened, closed

@@ -368,7 +368,7 @@ class Messager(metaclass=_ActorClass):
 
     # -- receiving ------------------------------------------------------------------------------------------------
 
-    async def subscribe(self, topics: Wanted | Sequence[Wanted], agents: object) -> None:  # noqa: ARG002 - see below
+    async def subscribe(self, topics: Wanted | Sequence[Wanted], agents: object) -> None:  # noqa: ARG002 - not used
         """Subscribe to topics or filters (with + or #). A later call adds more of them.
 
         Args: `topics` is a topic or filter, a pair of a topic or filter and its QoS, or a sequence of these. `agents`
