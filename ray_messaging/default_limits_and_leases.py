@@ -47,9 +47,10 @@ PAYLOAD_LIMIT = 64 * MIB
 # Redis disconnects a client that sends a gigabyte.
 TRANSACTION_BYTES = 256 * MIB
 
-# If a frame of a step has at least BODY_BYTES, its body may be stored on another server than the box to which the frame
-# belongs. From 16 KiB on, this saves the box's server more time than it costs the other server. A sender deletes the
-# bodies of dropped steps from a server each time that it has sent BODY_ARREARS bytes to that server.
+# A frame of a step that has at least BODY_BYTES may be stored on another server than the box to which it belongs. There
+# it is called a body. From 16 KiB on, this saves the box's server more time than it costs the other server. When a step
+# is over, its boxes are dropped. A sender deletes the bodies of such steps from a server each time that it has sent
+# BODY_ARREARS bytes to that server.
 BODY_BYTES = 16 * 2**10
 BODY_ARREARS = 64 * MIB
 

@@ -26,7 +26,7 @@ SCALARS = frozenset((NOTHING, bool, int, float, str))  # JSON has these types; o
 _LISTS = frozenset((list, tuple))
 _EXACT_NUMBERS = frozenset((int, bool))
 _LARGE = 2**64
-INT_DIGITS = 4299  # encoders write ints with more digits than this, but readers refuse them
+INT_DIGITS = 4299  # readers refuse an int with more digits than this, although encoders write it
 _TOO_LONG = 10**INT_DIGITS
 # A single plain payload is checked and encoded in one call, `orjson.dumps(payload, None, PLAIN)`. The bytes are the
 # same as those of `encode_dict`, which encodes payloads that are sent together. There are three exceptions, which the

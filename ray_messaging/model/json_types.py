@@ -204,7 +204,7 @@ def described(kind: Any) -> bytes:  # noqa: ANN401 - a type, or a JSON Schema
     except ConfigError:
         raise
     except Exception as error:
-        why = str(error).partition("\n")[0]  # pydantic adds paragraphs for authors of types
+        why = str(error).partition("\n")[0]  # the lines after the first one are for authors of types
         raise ConfigError(
             f"{kind!r} has no JSON Schema ({why}): give a pydantic model, a Struct or a dataclass"
         ) from error

@@ -37,7 +37,10 @@ class UnfitValue(TypeError):
 
 
 def column_of(name: str, values: Values) -> tuple[str, NDArray[Any] | list[str]]:
-    """Return the kind of a column, and its values; raise UnfitValue for the first value that does not fit."""
+    """Return a column's kind, which is "bool", "number" or "text", and its values.
+
+    Raises: UnfitValue for the first value that does not fit.
+    """
     if isinstance(values, np.ndarray):
         return _array_column(name, values)
     if floats := float_columns(values, lambda number: number):

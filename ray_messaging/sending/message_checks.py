@@ -104,7 +104,10 @@ class MessageChecks:
         return CheckedMessage(from_id, to_id, topic, encode_payload(payload, self._payload_bytes))
 
     def batches(self, messages: Sequence[Outgoing], step: int | None) -> list[Batch]:
-        """Check and encode messages; raise the same errors as `checked`, for the first invalid message."""
+        """Check and encode messages; return them as batches, each within the limits of a batch.
+
+        Raises: for the first invalid message, the same errors as `checked`, such as InvalidAddress and InvalidPayload.
+        """
         group = None if self._agents is None else self._name
         batches = batches_of(messages, self.address, self._payload_bytes, step, group)
         self.check_senders(batch.from_ids for batch in batches)
@@ -113,7 +116,8 @@ class MessageChecks:
     def columns(self, from_ids: object, to_ids: object, payloads: object) -> list[ColumnChunk]:
         """Check and encode messages that are given as columns.
 
-        Raises: the same errors as `checked`; InvalidColumns if the columns do not fit together.
+        Raises: the same errors as `checked`, such as InvalidAddress and InvalidPayload; InvalidColumns if the columns
+        do not fit together.
         """
         chunks = columns_of(from_ids, to_ids, payloads, self._payload_bytes)
         self.check_senders(chunk.from_ids for chunk in chunks)
