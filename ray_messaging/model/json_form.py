@@ -22,7 +22,7 @@ from ray_messaging.errors import InvalidPayload
 from ray_messaging.model.finite import MAYBE_NULL, NULL, parts_of
 from ray_messaging.model.places import NOTHING, Place, checked_text, shown
 
-SCALARS = frozenset((NOTHING, bool, int, float, str))  # JSON has these types; of floats, only the finite ones
+SCALARS = frozenset((NOTHING, bool, int, float, str))  # JSON's types of values without parts; a float must be finite
 _LISTS = frozenset((list, tuple))
 _EXACT_NUMBERS = frozenset((int, bool))
 _LARGE = 2**64

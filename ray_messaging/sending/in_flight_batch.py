@@ -101,7 +101,7 @@ class InFlightBatch:
 
     @property
     def open_rows(self) -> Rows:
-        """Return the rows that have no fate yet."""
+        """Return the rows that have neither a fate nor an error yet."""
         return np.flatnonzero(self._opened())
 
     def _opened(self) -> NDArray[np.bool_]:
