@@ -87,7 +87,7 @@ class _Settings(BaseModel, metaclass=_OurSettings):
     _unnamed: ClassVar[str] = ""  # the end of the error for a value that was passed without a name
 
     @classmethod
-    def __pydantic_init_subclass__(cls, **_: Any) -> None:  # noqa: ANN401 - as BaseModel's
+    def __pydantic_init_subclass__(cls, **_: Any) -> None:  # noqa: ANN401 - BaseModel's signature
         listed = [f"{each.name} ({each.kind}, {each.default}): {each.description}" for each in settings_of(cls)]
         cls.__doc__ = "\n".join([cls.__doc__ or "", "", *listed])
 
@@ -137,7 +137,7 @@ def _setting(default: Any, description: str, **limits: Any) -> Any:  # noqa: ANN
 
 
 class ServerConfig(_Settings):
-    """Address of a server. Its class selects the backend."""
+    """Address of a server. Its class, such as RedisConfig, says which kind of server it is."""
 
     if TYPE_CHECKING:  # each subclass declares these fields with its own descriptions
         server: str
@@ -189,7 +189,7 @@ class Steps(_Settings):
 
     @model_validator(mode="after")
     def _check_ahead(self) -> Self:
-        # A fork passes all settings of its parent, so the default is allowed everywhere.
+        # The default of `ahead` is allowed with each `wait_for`, because a fork passes all settings of its parent.
         if self.ahead != type(self).model_fields["ahead"].default and self.wait_for != "neighbours":
             raise ValueError(f"ahead={self.ahead} needs wait_for='neighbours'")
         return self
@@ -280,7 +280,8 @@ class Calls(_Settings):
     def price(self, model: str | None, given: int, cached: int, output: int) -> int:
         """Return the cost of tokens of a model, in units of 10^-12 of the currency.
 
-        Args: `model` is the model's name, and the numbers of tokens are as for `Price.of`.
+        Args: `model` is the model's name. `given` is the number of input tokens, of which `cached` came from a cache,
+        and `output` the number of output tokens.
         Raises: ConfigError if the model has no price.
         """
         found = self.cost if isinstance(self.cost, Price) else self._price_of(model)
@@ -516,7 +517,7 @@ class RedisConfig(ServerConfig):
 
 
 class ShardsConfig(ServerConfig):
-    """Addresses of the servers of one experiment with steps: the primary, and servers that only store bodies of frames.
+    """Addresses of the servers of one experiment with steps: the primary, and servers that only store large frames.
 
     In a Redis Cluster all servers have the same address, and each has hash slots of its own (see `key_tags`).
     """
@@ -559,7 +560,7 @@ class ShardsConfig(ServerConfig):
     def on_node(self, node: str) -> "ShardsConfig":
         """Return a copy of this config for a process on a Ray node.
 
-        If one of the servers is on that node, it stores the bodies of all frames that the process sends.
+        If one of the servers is on that node, it stores all large frames that the process sends.
         """
         return self.model_copy(update={"home": self.nodes.index(node) if node in self.nodes else None})
 

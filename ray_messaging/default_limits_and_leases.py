@@ -23,8 +23,8 @@ FRAME_ROWS = 16_384
 FRAME_BYTES = 16 * MIB
 FRAME_LIMIT = 256 * MIB
 
-# The limits of a sender's batch. A batch makes only a few frames, so the sender often changes between asking for
-# verdicts and writing. BATCH_BYTES limits a batch of large payloads, BATCH_ROWS a batch of small payloads.
+# The limits of a sender's batch. They keep a batch to a few frames, so that the sender soon goes on to the next batch.
+# BATCH_BYTES limits a batch of large payloads, BATCH_ROWS a batch of small payloads.
 BATCH_ROWS = FRAME_ROWS
 BATCH_BYTES = 32 * MIB
 
@@ -47,9 +47,10 @@ PAYLOAD_LIMIT = 64 * MIB
 # Redis disconnects a client that sends a gigabyte.
 TRANSACTION_BYTES = 256 * MIB
 
-# If a frame of a step has at least BODY_BYTES, its body may be stored on another server than the box to which the frame
-# belongs. From 16 KiB on, this saves the box's server more time than it costs the other server. A sender deletes the
-# bodies of dropped steps from a server each time that it has sent BODY_ARREARS bytes to that server.
+# A frame of a step that has at least BODY_BYTES may be stored on another server than the box to which it belongs. There
+# it is called a body. From 16 KiB on, this saves the box's server more time than it costs the other server. When a step
+# is over, its boxes are dropped. A sender deletes the bodies of such steps from a server each time that it has sent
+# BODY_ARREARS bytes to that server.
 BODY_BYTES = 16 * 2**10
 BODY_ARREARS = 64 * MIB
 
@@ -93,9 +94,9 @@ CUT_TIMEOUT_S = 100.0
 UNACKNOWLEDGED_S = 15.0
 KEEPALIVE_IDLE_S, KEEPALIVE_PROBE_S, KEEPALIVE_PROBES = 10, 5, 3
 
-# STEP_NEWS_TIMEOUT_S is the longest time, in seconds, that one call waits for news of steps, so that a server that does
-# not answer is noticed. STEP_LEASE_S is also in seconds. If the driver of a step, or the steps' supervisor, gives no
-# sign of life for this long, it counts as gone.
+# STEP_NEWS_TIMEOUT_S is the longest time, in seconds, that one call waits until the server reports a change of the
+# steps, so that a server that does not answer is noticed. STEP_LEASE_S is also in seconds. If the driver of a step, or
+# the steps' supervisor, gives no sign of life for this long, it counts as gone.
 STEP_NEWS_TIMEOUT_S = 5.0
 STEP_LEASE_S = 10.0
 

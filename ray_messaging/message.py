@@ -22,7 +22,7 @@ UNSET: Any = object()
 
 # This is a Struct, because msgspec's C code builds one in a third of the time that an ordinary class takes.
 class Message(msgspec.Struct, eq=False, gc=False):
-    """One received message, decoded when it is read.
+    """One received message, whose fields are decoded when they are read.
 
     A message can also be read like redis-py's message dicts. `message["channel"]` and `message["data"]` are bytes, and
     there are `message["type"]` and `message["pattern"]`.
@@ -200,7 +200,7 @@ class Message(msgspec.Struct, eq=False, gc=False):
     def __hash__(self) -> int:
         return hash(self.id)
 
-    def get(self, key: str, default: Any = None) -> Any:  # noqa: ANN401 - as dict.get
+    def get(self, key: str, default: Any = None) -> Any:  # noqa: ANN401 - any default
         """Return `message[key]`, or `default` for an unknown key."""
         return self[key] if key in _KEYS else default
 

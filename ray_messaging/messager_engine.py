@@ -116,7 +116,10 @@ class Engine:
     # -- life -----------------------------------------------------------------------------------------------------
 
     async def open(self) -> None:
-        """Connect, unless this engine is connected already; raises the same errors as `Messager.init`."""
+        """Connect, unless this engine is connected already.
+
+        Raises: the same errors as `Messager.init`, such as ConnectionFailed and Closed.
+        """
         async with self._opening:
             if self.closed:
                 raise self.not_open(Closed)
@@ -142,7 +145,7 @@ class Engine:
         """
         if self.closed:
             return
-        self._life = None  # `close` must not end the life, because the life runs this function
+        self._life = None  # `close` must not end the generator that is calling this function
         await asyncio.sleep(0)  # a user's generator, which ends with the loop too, may close this messager
         if self.closed or self.closing:
             return
@@ -289,7 +292,10 @@ class Engine:
 
     @property
     def bulk_sender(self) -> BulkSender:
-        """Return the sender of many messages in one call; raises the same errors as `sending`."""
+        """Return the sender of many messages in one call.
+
+        Raises: Closed if this engine is not open; ConfigError in an experiment with steps.
+        """
         if self.accepting is None or self._bulk_sender is None:
             raise self.not_open(Closed)
         return self._bulk_sender
@@ -313,7 +319,7 @@ class Engine:
     ) -> None:
         """Claim agents for this messager, and listen on their channels.
 
-        Raises: the same errors as `Messager.host_agents`.
+        Raises: the same errors as `Messager.host_agents`, such as AlreadyExists.
         """
         hosted = AgentSet.of(agents)
         await self.receiving.host(hosted, subtopics, owner=owner, gone=gone)
@@ -326,7 +332,7 @@ class Engine:
     async def add(self, agents: Iterable[AgentId]) -> None:
         """Claim more agents, on the subtopics of the agents that are hosted already.
 
-        Raises: the same errors as `Messager.add_agents`.
+        Raises: the same errors as `Messager.add_agents`, such as AlreadyExists and ConfigError.
         """
         record = await self._own_record()
         await self.host(agents, [*record.by_subtopic()], owner=self.receiving.owner)
@@ -401,7 +407,10 @@ class Engine:
         return sending if self.subscription is None else [*sending, *self.subscription.loops()]
 
     def stats(self) -> dict[str, Any]:
-        """Return counters of sending and receiving, by name, and the messager's name and way to its interceptor."""
+        """Return counters of sending and receiving, by name, and how verdicts are asked for, as "interceptor".
+
+        The messager's name is also in the dict, as "name".
+        """
         accumulator, subscription = self.accumulator, self.subscription
         verdict_client = None if accumulator is None else accumulator.send_loop.verdict_client
         return {

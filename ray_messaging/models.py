@@ -170,7 +170,8 @@ class Chat:
     async def _reply(self, turns: list[dict[str, Any]], identity: str, order: str) -> tuple[Any, int]:
         """Send a request until the server answers it; return the answer, and the number of times that it was sent.
 
-        Args: `order` is a text. Requests that wait are sent in the ascending order of these texts.
+        Args: `turns` are the turns of the conversation, and `identity` is the Idempotency-Key. `order` is a text:
+        requests that wait are sent in the ascending order of these texts.
         """
         # Outside of steps, requests may come without an end. If they were sorted, some might wait forever.
         meter = metering.get()
@@ -284,7 +285,7 @@ class Chat:
 
 @contextmanager
 def _waiting(meter: CallMeter | None) -> Iterator[None]:
-    """Mark a call by `me.remember` as one that waits for a limit."""
+    """In the `with` block, mark a call by `me.remember` as one that waits for a limit."""
     if meter is not None:
         meter.waiting = True
     try:

@@ -64,7 +64,8 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 _BEGINS_S: Final = 0.05  # seconds until the next question to a process that has not loaded the run yet
-_OWN_KEYS = (EXECUTOR_STATE_KEY, EDGE_STATE_KEY)  # The driver keeps them; executors do not see them.
+# Keys of the shared state that belong to the framework. Executors in other processes do not get these values.
+_OWN_KEYS = (EXECUTOR_STATE_KEY, EDGE_STATE_KEY)
 
 
 class RayWorkflowRunner(AbstractContextManager["RayWorkflowRunner"]):
@@ -125,7 +126,8 @@ class RayWorkflowRunner(AbstractContextManager["RayWorkflowRunner"]):
     def attach(self, workflow: "Workflow | Callable[[], Workflow] | Any") -> "Workflow":
         """Let a workflow run in the groups from now on, such as for `workflow.as_agent()`; return the workflow.
 
-        Args and errors: as for `run`.
+        Args: `workflow` is a workflow, its WorkflowBuilder, or a function that builds it, as for `run`.
+        Raises: the same errors as `run`, such as ConfigError for a workflow that cannot be pickled.
         """
         if self.workflow is not None and workflow in (self._given, self.workflow):
             return self.workflow
@@ -304,7 +306,8 @@ class SuperstepRunner(RunnerImpl):
         passed = Counter[str]()  # by executor, the number of its events that were passed on during the superstep
 
         async def tell(told: ToldEvent) -> None:
-            if told.place == passed[told.executor]:  # otherwise a process that was restarted tells the event again
+            # A process that was restarted reports again the events that were passed on before.
+            if told.place == passed[told.executor]:
                 event = event_of(self._values, told.event)
                 passed[told.executor] += 1
                 await self._ctx.add_event(event)
@@ -464,9 +467,10 @@ class _Groups(_Carrier):
         if messaging.steps.progress().latest >= self._run.step:
             self._run.advance()
         self._turn = threading.Lock()
-        self._opening: asyncio.Task[None] | None = None  # opens the step, while the groups get the call to run it
+        # The task that opens the step while the groups get the call to run the step.
+        self._opening: asyncio.Task[None] | None = None
         self._asked: dict[str, Any] = {}  # by group, the call that waits for events of its executors
-        self._seen: dict[str, tuple[str, int]] = {}  # by group, the place after the events that have come
+        self._seen: dict[str, tuple[str, int]] = {}  # by group, the position after its last event, for `events_after`
         self.begin(None)
 
     def begin(self, snapshots: Mapping[str, Any] | None) -> None:
@@ -553,13 +557,14 @@ class _Groups(_Carrier):
         Args: `begun` has the numbers of the steps whose events are passed on.
         """
         while True:
-            # The question stays asked after the end of the superstep, and is answered in a later one.
+            # A call for events that has no answer when a superstep ends is kept, and gets its answer in a later one.
             if (asked := self._asked.get(group)) is None:
                 seen = self._seen.get(group, ("", 0))
                 ask = self._run._actors[group].of_shared.options(max_task_retries=0)
                 asked = self._asked[group] = ask.remote("events_after", seen)
             answer = None
-            with suppress(RayError):  # raised if the process has died, which then starts again, or the run fails
+            # This error says that the group's process has died. Ray starts the process again, or the run fails.
+            with suppress(RayError):
                 answer = await asyncio.wrap_future(asked.future())
             del self._asked[group]
             if answer is None:
@@ -575,7 +580,8 @@ class _Groups(_Carrier):
 
         The first message also has the data that are needed only once.
 
-        Args: `streaming` says that the workflow was started with stream=True.
+        Args: `n` is the delivery's number in its superstep. `streaming` says that the workflow was started with
+        stream=True.
         """
         changed, gone = state.news(delivery.target)
         told = message_told(state.values, delivery.message, f"the message for executor {delivery.target!r}")
@@ -615,10 +621,10 @@ class _Groups(_Carrier):
                     "and go on from a checkpoint"
                 )
             run, step, user = self._run, self._run.step, self._messaging._user
-            opens = self._messaging._fork is None  # a fork may have more to do before the step
+            opens = self._messaging._fork is None  # a fork may have to send messages before the step opens
 
             async def open_step() -> None:
-                with suppress(MessagingError):  # then the groups ask for the step
+                with suppress(MessagingError):  # if this fails, the step opens when the groups ask for it
                     store = user.messager.engine.transport.steps
                     await store.go_on(step, step, [*run._actors], block_s=0.0)
 

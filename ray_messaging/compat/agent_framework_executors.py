@@ -26,7 +26,7 @@ of_json: Callable[[Any], Any] = msgspec.json.Decoder().decode
 # or the error that ended it.
 EVENT, REQUEST, MESSAGE, SET, DELETE, ERROR = "event", "request", "message", "set", "delete", "error"
 Act = tuple[str, Any]
-_WAIT_S: Final = 60.0  # the longest wait of one question for events, so that questions of drivers that died end
+_WAIT_S: Final = 60.0  # the longest wait of one call of `events_after`, so that calls of drivers that have died end
 
 
 class Source(NamedTuple):
@@ -204,7 +204,7 @@ async def run_deliveries(
             )
             recorder.acts += state.taken(values)
             tell = recorder.tell
-        except Exception as error:  # noqa: BLE001 - of the user's handler
+        except Exception as error:  # noqa: BLE001 - the user's handler may raise any error
             recorder.acts.append((ERROR, {"type": type(error).__name__, "text": str(error)}))
             break
     return done
@@ -272,7 +272,7 @@ class Executors:
         after = {}
         try:
             after = await snapshot_told(self._values, executor)
-        except Exception as error:  # noqa: BLE001 - of the user's on_checkpoint_save
+        except Exception as error:  # noqa: BLE001 - the user's code may raise any error
             done[-1].append((ERROR, {"type": type(error).__name__, "text": str(error)}))
         self._current[name] = step
         self._begun.discard(name)
@@ -372,7 +372,8 @@ class Shared:
         self._source = source
         self._executors: Executors | None = None
         self._id = uuid4().hex  # a process that was restarted has another object
-        self._told: tuple[int, list[ToldEvent]] = 0, []  # the events of the last step, and the number of those before
+        # How many events came in all steps before the last step, and the events of the last step.
+        self._told: tuple[int, list[ToldEvent]] = 0, []
         self._reader: tuple[asyncio.AbstractEventLoop, asyncio.Event] | None = None
 
     def __reduce__(self) -> Any:

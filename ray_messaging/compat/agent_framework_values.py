@@ -25,7 +25,8 @@ from ray_messaging.errors import InvalidPayload
 _TAG = "$"  # the key of a JSON object that stands for a value that is no plain JSON
 _INT64 = 1 << 63
 UNCHANGED = frozenset((str, bool, type(None)))  # values of these types are their own JSON
-_RUNTIME_ONLY = frozenset(("raw_representation", "_raw_representation"))  # the framework does not serialize them
+# Attributes that the framework does not serialize.
+_RUNTIME_ONLY = frozenset(("raw_representation", "_raw_representation"))
 _ACTS = (
     "run",
     "get_response",
@@ -172,7 +173,7 @@ class Values:
         told = value.model_dump(mode="json", by_alias=True)
         with suppress(ValueError):
             if kind.model_validate(told) == value:
-                return self.encode(told, place)  # it may have numbers that JSON lacks
+                return self.encode(told, place)  # pydantic's dict may have numbers that JSON lacks, such as NaN
         raise InvalidPayload(
             f"{place} is {short_repr(value)}, which becomes another object when its JSON is read again: let "
             "model_validate accept what model_dump(mode='json') returns"
@@ -285,7 +286,8 @@ def _attributes(value: Any) -> Iterable[tuple[str, Any]]:
         slots = vars(base).get("__slots__", ())
         for slot in (slots,) if isinstance(slots, str) else slots:
             private = slot.startswith("__") and not slot.endswith("__")
-            name = f"_{base.__name__.lstrip('_')}{slot}" if private else slot  # as Python names it
+            # Python puts the name of the class before the name of a private attribute.
+            name = f"_{base.__name__.lstrip('_')}{slot}" if private else slot
             if name not in ("__dict__", "__weakref__") and (found := getattr(value, name, _ABSENT)) is not _ABSENT:
                 yield name, found
     yield from getattr(value, "__dict__", {}).items()

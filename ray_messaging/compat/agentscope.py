@@ -106,8 +106,8 @@ class RayMessageBus(MessageBus):  # type: ignore[misc,unused-ignore]  # without 
         db = getattr(self._server, "db", 0)
         self._keys = Keys(self._exp_id, db=db)
         self._prefix, self._ears = f"{self._keys.prefix}bus:{part}", f"{self._keys.ears}bus:{part}"
-        # The experiment's ingress drops channel messages that come between two brackets on the experiment's own
-        # channel. So the bus sends its brackets on another channel.
+        # Receivers of the experiment drop messages that come between two marks, the brackets, on the experiment's own
+        # channel, because this package has published these messages itself. The bus's marks have another channel.
         self._keys.own = f"{self._prefix}own{mark_of_db(db)}"
         self._link: RedisLink | None = None
         self._messager: Messager | None = None
@@ -206,7 +206,7 @@ class RayMessageBus(MessageBus):  # type: ignore[misc,unused-ignore]  # without 
     def _write(
         self, kind: str, key: str, payloads: Sequence[dict[str, Any]], ttl_secs: int | None, most: int = 0
     ) -> asyncio.Future[list[str]]:
-        """Append entries to a queue or log; return their ids.
+        """Append entries to a queue or log; return a future for their ids.
 
         Entries that come while a call to the server is under way share the next call.
         """
@@ -500,7 +500,7 @@ class RayMessageBus(MessageBus):  # type: ignore[misc,unused-ignore]  # without 
     # -- registries -----------------------------------------------------------------------------------------------
 
     async def registry_set(self, namespace: str, field: str, value: str, *, ttl_secs: int | None = None) -> None:
-        """Set a field of a registry.
+        """Set a field of a registry, a dict on the server that all buses of one name share.
 
         The registry is deleted `ttl_secs` seconds from now, unless another call sets a field before that.
         """
@@ -520,7 +520,7 @@ class RayMessageBus(MessageBus):  # type: ignore[misc,unused-ignore]  # without 
         return None if found is None else found.decode()
 
     async def registry_del(self, namespace: str, field: str) -> None:
-        """Remove a field."""
+        """Remove a field of a registry."""
         await self._open().command("HDEL", f"{self._prefix}r:{namespace}", field)
 
     async def registry_exists(self, namespace: str, field: str) -> bool:
@@ -533,7 +533,7 @@ class RayMessageBus(MessageBus):  # type: ignore[misc,unused-ignore]  # without 
         return dict(zip(found[::2], found[1::2], strict=True))
 
     async def registry_get(self, namespace: str, field: str) -> str | None:
-        """Return a field's value, or None if it is absent."""
+        """Return the value of a registry's field, or None if the registry has no such field."""
         found = await self._open().command("HGET", f"{self._prefix}r:{namespace}", field)
         return None if found is None else found.decode()
 

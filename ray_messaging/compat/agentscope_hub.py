@@ -255,7 +255,7 @@ class MsgHub:
             await self._here[to_id].observe(one)
 
 
-def _listed(given: Any) -> list[Any]:  # noqa: ANN401 - one, or several
+def _listed(given: Any) -> list[Any]:  # noqa: ANN401 - one object, or a sequence of them
     return [*given] if isinstance(given, list | tuple) else [given]
 
 

@@ -89,8 +89,8 @@ class OrderedSocialSpace(SimpleSocialSpace, metaclass=_InheritedTools):  # type:
         self._messager: Messager | None = None
         self._turns: dict[int, _Turn] = defaultdict(_Turn)
         self._run = uuid.uuid4().hex  # distinguishes the steps of this simulation from others on the experiment
-        # By agent: the trace id of its step, and the unread messages and the turn that the agent had when it began the
-        # step.
+        # By agent: the trace id of its step. Then, as they were when the agent began the step: its unread messages, and
+        # the record of what it had done since the last step.
         self._attempts: dict[int, tuple[str, list[Message], _Turn]] = {}
         self._given_up: set[str] = set()
         self._in_step = False
@@ -247,7 +247,7 @@ class OrderedSocialSpace(SimpleSocialSpace, metaclass=_InheritedTools):  # type:
     async def step(self, tick: int, t: datetime) -> None:
         """Deliver the messages that agents have sent, and apply their changes of groups.
 
-        Raises: the same errors as `Messager.send_messages`.
+        Raises: the same errors as `Messager.send_messages`, such as MailboxFull and OutcomeUnknown.
         """
         async with self._lock:
             turns = sorted(self._turns.items())
@@ -345,8 +345,8 @@ class OrderedSocialSpace(SimpleSocialSpace, metaclass=_InheritedTools):  # type:
         return True
 
 
-def _changed(members: list[int], agent_id: int, joined: bool | None) -> list[int]:  # noqa: FBT001 - None: neither
-    """Return a group's members after an agent has joined or left it."""
+def _changed(members: list[int], agent_id: int, joined: bool | None) -> list[int]:  # noqa: FBT001 - it has three values
+    """Return a group's members after an agent has joined it (True), has left it (False), or neither (None)."""
     if joined and agent_id not in members:
         return [*members, agent_id]
     return [each for each in members if each != agent_id or joined is not False]

@@ -84,7 +84,8 @@ class RayAgentRuntime(core.SingleThreadedAgentRuntime, AbstractAsyncContextManag
         self._asked: dict[str, Any] = {}
         self._decoded = lru_cache(16)(self._decode)  # so that all hearers of an event get the same decoded object
         self._locks: dict[core.AgentId, asyncio.Lock] = {}
-        helper: Any = self._tracer_helper  # without tracing, spans would take as long as messages
+        # If no tracing is set up, no spans are made, because they would take as much time as the messages.
+        helper: Any = self._tracer_helper
         unseen = isinstance(helper.tracer_provider, ProxyTracerProvider)
         self._span = (lambda *_, **__: nullcontext()) if unseen else helper.trace_block
 
@@ -364,7 +365,7 @@ class RayAgentRuntime(core.SingleThreadedAgentRuntime, AbstractAsyncContextManag
         If the message is a question, return what the agent has returned, or its error.
         """
         if message.in_reply_to is not None:
-            return None  # the answer to a question that was cancelled
+            return None  # a late answer: nobody waits for it, because the question was cancelled
         await self._may_begin(message)
         asks, told = message.expects_answer, message.payload
         sender, recipient, topic = _id(message.from_id), _id(message.to_id), told.get("topic")

@@ -57,7 +57,7 @@ class Msg:
     def __init__(
         self,
         name: str,
-        content: Any,  # noqa: ANN401 - the contract's
+        content: Any,  # noqa: ANN401 - AgentScope takes any content
         role: Role | str,
         url: str | list[str] | None = None,
         metadata: str | dict[str, Any] | None = None,

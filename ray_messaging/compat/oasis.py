@@ -128,7 +128,7 @@ class Channel:
         """Send an action, (agent_id, message, action). Return its message_id once the platform's mailbox has it.
 
         Raises: NoAnswer if there is no platform; QuestionBlocked if a rule blocks the action; otherwise
-        the same errors as `Messager.ask`.
+        the same errors as `Messager.ask`, such as MailboxFull and OutcomeUnknown.
         """
         agent_id, message, action = action_info
         result = asyncio.get_running_loop().create_future()
@@ -211,7 +211,7 @@ class Channel:
         """Wait for the next action; return (message_id, (agent_id, message, action)).
 
         Unknown actions are answered with a failure and are not returned. When the calling task ends, the agents that
-        wait get an error. Raises the same errors as `Messager.fetch_messages`.
+        wait get an error. Raises the same errors as `Messager.fetch_messages`, such as Fenced.
         """
         task = asyncio.current_task()
         if task is not None and task is not self._platform:

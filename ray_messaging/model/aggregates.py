@@ -36,22 +36,21 @@ class Aggregate:
         self.name = name
         self.of = of
         self.living = living
-        self.among: AgentSet | None = None  # the agents that an `Of` chose; None: all agents
+        self.among: AgentSet | None = None  # the agents to which `Of`, see `collect`, restricts this; None: all agents
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.name!r})"
 
-    def value_of(self, owner: Any) -> Any:  # noqa: ANN401 - an agent or a crowd, and what a user's function returns
+    def value_of(self, owner: Any) -> Any:  # noqa: ANN401 - an agent or a group, and what a user's function returns
         """Return the value of the agent `owner`, or if `owner` is a group, the array of its agents' values."""
         return self.of(owner) if callable(self.of) else owner.state[self.name if self.of is None else self.of]
 
     def partial(self, values: Values, counted: NDArray[np.bool_] | None = None) -> tuple[str, Any]:
-        """Return the kind of the aggregate, and the partial result of a group's agents, which `merged` needs.
+        """Return the kind of the aggregate, and the partial result of one group's agents, for `merged`.
 
-        If a group has none of the agents that an `Of` chose, its partial result is empty, and does not change the
-        merged result.
+        The partial result of no values is empty, and does not change the merged result.
 
-        Args: `counted` says which of the values are included (None: all of them).
+        Args: `values` has the value of each agent, and `counted` says which of them are included (None: all).
 
         Raises: UnfitValue if a value does not fit.
         """
@@ -79,7 +78,9 @@ class Aggregate:
 class Sum(Aggregate):
     """The sum of a number over all agents, for `collect=`. It is exact, except for one rounding at the end.
 
-    The sum of whole numbers is a whole number, as long as it is at most 2**53. Args: as for `Mean`.
+    The sum of whole numbers is a whole number, as long as it is at most 2**53.
+
+    Args: as for `Mean`: `name` is the number's key in the states, and `living` leaves out agents that have stopped.
     """
 
     kind = "sum"
@@ -122,7 +123,7 @@ class Mean(Aggregate):
 class Min(Aggregate):
     """The smallest value of a number over all agents, for `collect=`; NaN if some value is NaN, or without agents.
 
-    Args: as for `Mean`.
+    Args: as for `Mean`: `name` is the number's key in the states, and `living` leaves out agents that have stopped.
     """
 
     kind = "min"
@@ -133,14 +134,14 @@ class Min(Aggregate):
 
     @staticmethod
     def merged(name: str, partials: Iterable[Any]) -> dict[str, Value]:
-        """Return {name: the least number of all groups}."""
+        """Return {name: the least number of all groups}; NaN if some number is NaN, or if there are no agents."""
         return {name: _extreme(min, partials)}
 
 
 class Max(Aggregate):
     """The largest value of a number over all agents, for `collect=`; NaN if some value is NaN, or without agents.
 
-    Args: as for `Mean`.
+    Args: as for `Mean`: `name` is the number's key in the states, and `living` leaves out agents that have stopped.
     """
 
     kind = "max"
@@ -150,7 +151,7 @@ class Max(Aggregate):
 
     @staticmethod
     def merged(name: str, partials: Iterable[Any]) -> dict[str, Value]:
-        """Return {name: the greatest number of all groups}."""
+        """Return {name: the greatest number of all groups}; NaN if some number is NaN, or if there are no agents."""
         return {name: _extreme(max, partials)}
 
 
@@ -204,7 +205,8 @@ class Gini(Aggregate):
     rounding at the end. The coefficient is NaN if some number is NaN or infinite, or if there are no agents, and 0 if
     all numbers are 0. Each step stores the numbers of all agents until the event log has read them.
 
-    Args: as for `Mean`; the numbers are not negative.
+    Args: as for `Mean`: `name` is the number's key in the states, and `living` leaves out agents that have stopped. The
+    numbers must not be negative.
     """
 
     kind = "gini"
@@ -234,9 +236,9 @@ class Gini(Aggregate):
 class Count(Aggregate):
     """The number of agents with each value of a key in their states, for `collect=`.
 
-    There is a column `name=value` for each value.
+    There is a column `name=value` for each value. The values are texts, bools or whole numbers.
 
-    Args: as for `Mean`; the values are texts, bools or whole numbers.
+    Args: as for `Mean`: `name` is the key in the states, and `living` leaves out agents that have stopped.
     """
 
     kind = "count"
@@ -254,15 +256,15 @@ class Count(Aggregate):
         listed = column if isinstance(column, list) else column.tolist()
         if counted is not None:
             listed = [value for value, counts in zip(listed, counted.tolist(), strict=True) if counts]
-        # The server refuses groups that report different kinds. A group without any chosen agent does not know the type
-        # of the other groups' values. So if an `Of` chose the agents, the reported kind does not name the type.
+        # The server refuses groups that report different kinds. With `Of`, which restricts the aggregate to some
+        # agents, a group without these agents does not know the type of the values. Then the kind does not name it.
         return self.kind if self.among is not None else f"{self.kind} of {kind}", [*Counter(listed).items()]
 
     @staticmethod
     def merged(name: str, partials: Iterable[Any]) -> dict[str, Value]:
-        """Return the numbers of agents, over all groups, that have each value, in ascending order of the values.
+        """Return how many agents of all groups have each value, in ascending order of the values.
 
-        The keys are texts of the form `name=value`.
+        The keys of the result are texts of the form `name=value`.
         """
         return {f"{name}={value}": count for value, count in _counted("Count", name, partials)}
 
@@ -270,18 +272,19 @@ class Count(Aggregate):
 class Share(Count):
     """The share of agents with each value of a key in their states, for `collect=`.
 
-    There is a column `name=value` for each value.
+    There is a column `name=value` for each value. The values are texts, bools or whole numbers. The shares of a step
+    add up to 1.
 
-    The shares of a step add up to 1. Args: as for `Mean`; the values are texts, bools or whole numbers.
+    Args: as for `Mean`: `name` is the key in the states, and `living` leaves out agents that have stopped.
     """
 
     kind = "share"
 
     @staticmethod
     def merged(name: str, partials: Iterable[Any]) -> dict[str, Value]:
-        """Return the shares of all agents that have each value, in ascending order of the values.
+        """Return which share of the agents of all groups has each value, in ascending order of the values.
 
-        The keys are texts of the form `name=value`.
+        The keys of the result are texts of the form `name=value`.
         """
         counts = _counted("Share", name, partials)
         total = sum(count for _, count in counts)
@@ -304,7 +307,7 @@ def _counted(kind: str, name: str, partials: Iterable[Any]) -> list[tuple[Any, i
     for partial in partials:
         counts.update(dict(partial))
         types.update({type(value): value for value, _ in partial})
-    # Types differ only if an `Of` chose the agents. Otherwise the server has refused groups whose types differ.
+    # Types can differ only with `Of`. Without it, the server has refused groups whose types differ.
     if len(types) > 1:
         given = " and ".join(repr(value) for value in types.values())
         raise ConfigError(f"{kind}({name!r}) found {given}: the values of all agents must be of one kind")

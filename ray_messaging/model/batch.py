@@ -21,7 +21,7 @@ CONTEXT_BYTES = 25  # a W3C traceparent in binary: the trace id has 16 bytes, th
 class Origin(NamedTuple):
     """Where a batch was read: the mailbox and the entry in it.
 
-    `loan` is the delivery lease of the entry (None: none).
+    `loan` is the delivery lease, with which a caller in another process holds the messages for a limited time, or None.
     """
 
     mailbox: str

@@ -73,7 +73,10 @@ def by_content(function: Callable[P, R], /, *, sample: int | None = 1, uses: obj
 
 
 def told_by(function: object) -> tuple[int | None, object]:
-    """Return the `sample` and `uses` that `by_content` gave to a function, which may be wrapped in partials."""
+    """Return the `sample` and `uses` that `by_content` gave to a function, which may be wrapped in partials.
+
+    Return (1, None), the defaults, if the function did not go through `by_content`.
+    """
     while isinstance(function, partial):
         if isinstance(function, ByContent):
             return function.sample, function.uses
@@ -149,10 +152,10 @@ class _Teller:
         else:
             yield from (_encode(self.told(each, place)) for each in value)
 
-    def _once(self, value: Any, tell: Callable[[], list[Any]]) -> list[Any]:  # noqa: ANN401 - as above
-        """Convert a function, class or module by calling `tell`, unless the result is known.
+    def _once(self, value: Any, tell: Callable[[], list[Any]]) -> list[Any]:  # noqa: ANN401 - a function, class, module
+        """Convert a function, class or module by calling `tell`, unless it was converted before.
 
-        Return a reference to the result.
+        Return a short list that stands for the result, such as the result's digest.
         """
         key = self._lenient, value
         if (known := self._seen.get(key)) is not None:

@@ -164,7 +164,10 @@ def read_usage(meter: CallMeter, answer: object, needed_of: str | None) -> None:
 
 
 def _reported(answer: object) -> tuple[str | None, int, int, int] | None:
-    """Return the model, and the numbers of input, cached and output tokens, from an answer in OpenAI's form."""
+    """Return the model, and the numbers of input, cached and output tokens, from an answer in OpenAI's form.
+
+    Return None if the answer does not have these numbers.
+    """
     usage = _part(answer, "usage")
     given, output = _first(usage, "prompt_tokens", "input_tokens"), _first(usage, "completion_tokens", "output_tokens")
     if given is None or output is None:

@@ -53,9 +53,9 @@ class KeptCall(msgspec.Struct, array_like=True, gc=False):
 
 
 class CallRecord(msgspec.Struct, array_like=True, gc=False):
-    """A model's call through `me.remember`, in a step that is committed, with its result and what it used.
+    """An agent's call through `me.remember` in a committed step, with its result, and the tokens that it used.
 
-    `source` says where its result came from: MODEL, KEPT, PARENT, STORE, FAILED or UNUSED.
+    `source` says where the result came from: MODEL, KEPT, PARENT, STORE, FAILED or UNUSED.
     """
 
     key: str
@@ -132,7 +132,7 @@ def encloses_anew(function: Callable[..., Any]) -> bool:
 def asked(agent: AgentId, function: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> AskedCall:
     """Return what identifies a call through `me.remember`.
 
-    Equal calls have equal results on all machines, in whatever order their dicts and sets were filled.
+    Equal calls give an equal AskedCall on all machines, in whatever order their dicts and sets were filled.
     """
     name = getattr(function, "__qualname__", None) or type(function).__qualname__
     call = agent, name, args, kwargs

@@ -28,7 +28,7 @@ class Of:
     Raises: ConfigError if `agents` is empty; InvalidAddress for an invalid id.
     """
 
-    def __init__(self, agents: Collection[AgentId], collect: Any) -> None:  # noqa: ANN401 - as for `run`
+    def __init__(self, agents: Collection[AgentId], collect: Any) -> None:  # noqa: ANN401 - functions or aggregates
         self.agents = AgentSet.of(agents)
         self.collect = collect
         if not len(self.agents):
@@ -56,14 +56,14 @@ def _aggregates(collect: object) -> Iterator[Aggregate]:
             yield from _aggregates(part)
 
 
-def function_of(collect: Any) -> tuple[Callable[[Any], Any] | None, AgentSet | None]:  # noqa: ANN401 - as in `Of`
+def function_of(collect: Any) -> tuple[Callable[[Any], Any] | None, AgentSet | None]:  # noqa: ANN401 - any argument
     """Return the function in an argument `collect` (None: there is none), and which agents it measures (None: all)."""
     if isinstance(collect, Of):
         return (collect.collect, collect.agents) if callable(collect.collect) else (None, None)
     return (collect, None) if callable(collect) else (None, None)
 
 
-def chosen_agents(collect: Any) -> Sequence[AgentSet]:  # noqa: ANN401 - as in `Of`
+def chosen_agents(collect: Any) -> Sequence[AgentSet]:  # noqa: ANN401 - any argument
     """Return the agents that each `Of` in an argument `collect` chooses."""
     found = [function_of(collect)[1], *(each.among for each in aggregates_of(collect))]
     return [agents for agents in found if agents is not None]

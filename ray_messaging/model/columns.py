@@ -136,7 +136,7 @@ class IdColumn(msgspec.Struct, eq=False):
 
     @property
     def width(self) -> int:
-        """Return the size of the longest str id in bytes. It is encoded in addition to the row's number."""
+        """Return the most bytes that an encoded id takes besides its number: the size of the longest str id."""
         return max((len(name.encode()) for name in self.strings), default=0)
 
     def tolist(self) -> list[AgentId | None]:
@@ -233,7 +233,7 @@ def _encode_any(payload: Any) -> bytes:  # noqa: ANN401 - any payload
 
 
 def _dict_of(payload: object) -> dict[str, Any]:
-    """Return the dict of a Msg; raise InvalidPayload for another object, or if an equal Msg cannot be made from it."""
+    """Return the dict of a Msg; raise InvalidPayload for another object, or if the dict would not give an equal Msg."""
     if not isinstance(payload, Msg):
         raise InvalidPayload(
             "a payload must be a dict, a Msg, a dataclass, a msgspec.Struct or a pydantic model, and not a "
@@ -397,7 +397,7 @@ class PayloadColumn(msgspec.Struct, eq=False):
 
     @property
     def volumes(self) -> NDArray[np.int64]:
-        """Return for each line the number of bytes from the first line to its end, with newlines, int64 (count,)."""
+        """Return for each line the size of all lines up to and including it, with newlines, int64 (count,)."""
         return self._line_ends() - self._at if self._list is None else np.cumsum(self.weights)
 
     def _line_ends(self) -> NDArray[np.intp]:
@@ -435,7 +435,10 @@ class PayloadColumn(msgspec.Struct, eq=False):
         return PayloadColumn(self._blob, self.count, index, self._at, self._list, self._nbytes, self._ends, self.raw)
 
     def replaced(self, changed: "dict[int, bytes]", rows: int) -> "PayloadColumn":
-        """Return a column in which the payloads of some rows are replaced. This column has `rows` rows."""
+        """Return a column in which the payloads of some rows are replaced.
+
+        Args: `changed` has the new payloads, encoded, by row. `rows` is the number of rows of this column.
+        """
         if self.index is None:
             lines = list(self.list)
             for row, line in changed.items():

@@ -47,13 +47,13 @@ _NUMPY_KINDS = "biufcMmSU"  # numpy's kinds of types, without those of Python ob
 _encode = msgspec.msgpack.Encoder().encode
 _MICROSECOND = timedelta(microseconds=1)
 _LISTED = max(map(getrefcount, [{}]))  # what getrefcount returns for an object to which only a list refers
-BLOCK = 1024  # so many states are read, encoded and examined together: they stay in the processor's cache meanwhile
+BLOCK = 1024  # the number of states that are read, examined and encoded together, to stay in the processor's cache
 _SHORT, _LONG = 16, 2**16  # msgpack's head of a list has 1 byte below 16 items, 3 bytes below 65,536, otherwise 5
 _HEAD = 3  # the size of the head of a list of `BLOCK` items
 
 
 def encode_exactly(value: object, place: str) -> bytes:
-    """Encode a value.
+    """Encode a value as bytes from which an equal value of the same type can be decoded.
 
     `place` is the name of the value in error messages.
 
@@ -126,8 +126,8 @@ def _examined(values: list[Any], kinds: set[type], *, may_loop: bool = False) ->
 
     All parts on the same level of nesting are checked together, which is many times as fast as a call for each part.
 
-    Args: `kinds` has the types of the values. With `may_loop`, a value may contain itself; then the answer is no as
-    soon as a dict or list is used twice. Otherwise the caller has encoded the values, which such a value prevents.
+    Args: `kinds` has the types of the values. With `may_loop`, a value may contain itself; then both results are False
+    as soon as a dict or list is used twice. Without it, the caller has encoded the values, so none contains itself.
     """
     level, alone = values, True
     # Two objects may refer to each dict and list: the list `level`, and its one owner.
@@ -149,7 +149,7 @@ def _examined(values: list[Any], kinds: set[type], *, may_loop: bool = False) ->
 
 
 def _parts(containers: list[Any], *, alone: bool) -> list[Any]:
-    """Return the parts of dicts and lists. With `alone`, nothing else refers to the containers."""
+    """Return the parts of dicts and lists, the `containers`. `alone` says that nothing else refers to them."""
     # `get_referents` is faster. It also returns the keys of dicts, but no key is a dict or a list, because these have
     # no hash. In Python 3.13 it leaves out the contents of an object's `__dict__`. But the object refers to this dict,
     # too, so that the dict is not alone.
@@ -204,7 +204,7 @@ def _form(value: Any, place: Place) -> Any:  # noqa: ANN401 - any part of a valu
         ) from error
 
 
-def _formed(kind: type, parts: Any, place: Place) -> Any:  # noqa: ANN401 - as an extension has them
+def _formed(kind: type, parts: Any, place: Place) -> Any:  # noqa: ANN401 - the parts of any value
     """Return the parts of a value that needs an extension type, each converted by `_form`.
 
     An error names the item of a tuple, or the key of a dict, that is at fault. For other types it names only the value.

@@ -50,7 +50,7 @@ AskedOutside = dict[int, OutsideQuestion]  # key: the row of a question, or of a
 class InHand(NamedTuple):
     """A message whose handler waits for an answer: the mailbox, the message's id, and the agent that handles it.
 
-    `slots` is the most handlers that the mailbox's service runs at once, or 0 if there may be other services.
+    `slots` is the most handlers that `serve` runs at once for the mailbox, or 0 if there may be other calls of `serve`.
     """
 
     mailbox: str
@@ -142,7 +142,7 @@ class Extension(msgspec.Struct, eq=False, kw_only=True):
         )
 
     def outside_of(self, rows: NDArray[np.intp]) -> AskedOutside:
-        """Return the questions from outside the steps among some rows, by position in `rows`."""
+        """Return the questions from outside of the steps that some rows are or answer, by position in `rows`."""
         return _rows_of(self.asked_outside, rows)
 
     @property

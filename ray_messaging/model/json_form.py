@@ -22,11 +22,11 @@ from ray_messaging.errors import InvalidPayload
 from ray_messaging.model.finite import MAYBE_NULL, NULL, parts_of
 from ray_messaging.model.places import NOTHING, Place, checked_text, shown
 
-SCALARS = frozenset((NOTHING, bool, int, float, str))  # JSON has these types; of floats, only the finite ones
+SCALARS = frozenset((NOTHING, bool, int, float, str))  # JSON's types of values without parts; a float must be finite
 _LISTS = frozenset((list, tuple))
 _EXACT_NUMBERS = frozenset((int, bool))
 _LARGE = 2**64
-INT_DIGITS = 4299  # encoders write ints with more digits than this, but readers refuse them
+INT_DIGITS = 4299  # readers refuse an int with more digits than this, although encoders write it
 _TOO_LONG = 10**INT_DIGITS
 # A single plain payload is checked and encoded in one call, `orjson.dumps(payload, None, PLAIN)`. The bytes are the
 # same as those of `encode_dict`, which encodes payloads that are sent together. There are three exceptions, which the
@@ -137,7 +137,7 @@ def _form(value: Any, place: Place) -> Any:  # noqa: ANN401 - any part of a payl
         return float(value)
     if isinstance(value, dict):
         return _dict_form(value, place)
-    if isinstance(value, ReadMessages):  # an empty one is a tuple, and would become []
+    if isinstance(value, ReadMessages):  # must come before tuples: an empty inbox is a tuple, and would become []
         raise InvalidPayload(
             f"{_PREFIX}{shown(place)} is an inbox: send the payloads of its messages, as in "
             "[message.payload for message in inbox]"
@@ -159,7 +159,7 @@ def _many_form(value: Any, place: Place) -> Any:  # noqa: ANN401 - a list, a tup
     if isinstance(value, list | tuple):
         if _EXACT_NUMBERS.issuperset(map(type, value)) and (
             not value or max(map(abs, value)) < _LARGE
-        ):  # mostly a short list, such as the shape of an array
+        ):  # the check pays, because most lists of numbers are short, such as the shape of an array
             return value
         return [_form(part, (place, at)) for at, part in enumerate(value)]
     # The members are sorted, because the order of a set differs between processes.
@@ -284,7 +284,7 @@ def _as_json(value: object) -> object:
     """Return the JSON value of an object whose type is common in simulations."""
     if isinstance(value, PathLike):
         return fspath(value)
-    if isinstance(value, date | time):  # or an object of pandas' subclasses, which msgspec refuses
+    if isinstance(value, date | time):  # such as an object of pandas' subclasses of these, which msgspec refuses
         return value.isoformat()
     if is_object(value):  # an object of pydantic: msgspec encodes all others itself
         return msgspec.Raw(encode_whole(value))

@@ -114,7 +114,7 @@ class JsonTypes:
         made = [self._of_kind(kind, node, where) for kind in ([kinds] if isinstance(kinds, str) else kinds)]
         return reduce(or_, made)
 
-    def _of_reference(self, reference: object, where: str) -> Any:  # noqa: ANN401 - as above
+    def _of_reference(self, reference: object, where: str) -> Any:  # noqa: ANN401 - a type
         name = self._name(reference)
         if name in self._open:
             raise ConfigError(
@@ -128,7 +128,7 @@ class JsonTypes:
             self._open.pop()
 
     @staticmethod
-    def _literal(values: list[Any], where: str) -> Any:  # noqa: ANN401 - as above
+    def _literal(values: list[Any], where: str) -> Any:  # noqa: ANN401 - a type
         if not all(value is None or type(value) in (str, int) for value in values):
             raise ConfigError(
                 f"{_schema_of(where)} lists the values {values!r}: senders can check only strs, ints and None, so "
@@ -136,7 +136,7 @@ class JsonTypes:
             )
         return Literal[tuple(values)]
 
-    def _of_kind(self, kind: str, node: Node, where: str) -> Any:  # noqa: ANN401 - as above
+    def _of_kind(self, kind: str, node: Node, where: str) -> Any:  # noqa: ANN401 - a type
         if kind == "object":
             return self._of_object(node, where)
         if kind == "string" and node.get("format") in self._formats:
@@ -204,7 +204,7 @@ def described(kind: Any) -> bytes:  # noqa: ANN401 - a type, or a JSON Schema
     except ConfigError:
         raise
     except Exception as error:
-        why = str(error).partition("\n")[0]  # pydantic adds paragraphs for authors of types
+        why = str(error).partition("\n")[0]  # the lines after the first one are for authors of types
         raise ConfigError(
             f"{kind!r} has no JSON Schema ({why}): give a pydantic model, a Struct or a dataclass"
         ) from error
@@ -213,7 +213,7 @@ def described(kind: Any) -> bytes:  # noqa: ANN401 - a type, or a JSON Schema
 
 
 def schema_of(kind: Any) -> Mapping[str, Any]:  # noqa: ANN401 - a type
-    """Return the JSON Schema of a type; raise any error if it has none."""
+    """Return the JSON Schema of a type. If the type has none, the error may be of any class."""
     if is_msgspecs(kind):
         return msgspec.json.schema(kind)
     import pydantic  # noqa: PLC0415 - it takes a tenth of a second

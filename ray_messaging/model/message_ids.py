@@ -84,7 +84,10 @@ class MessageIdColumn(msgspec.Struct, eq=False):
 
 
 def _split(message_id: str) -> tuple[str, int]:
-    """Split an id into a text and the number after its last hyphen. A number such as "007" stays in the text."""
+    """Split an id into a text and the number after its last hyphen, or NO_NUMBER if no number is split off.
+
+    A number such as "007", which has another canonical form, stays in the text.
+    """
     head, hyphen, tail = message_id.rpartition("-")
     if hyphen and tail.isascii() and tail.isdigit() and len(tail) <= _MOST_DIGITS and (tail[0] != "0" or tail == "0"):
         return head + hyphen, int(tail)

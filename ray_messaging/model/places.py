@@ -23,7 +23,7 @@ def shown(place: Place) -> str:
 def checked_text(text: str, place: Place, verb: str = "is") -> str:
     """Return a str unchanged; raise InvalidPayload if it contains a lone surrogate, which UTF-8 cannot encode.
 
-    Args: `verb` says in the error what the str is in `place`: the value, or a key.
+    Args: `verb` connects the place and the str in the error's text: "is" for a value, "has the key" for a key.
     """
     try:
         text.encode()

@@ -61,7 +61,7 @@ def _shape(what: str, kinds: Mapping[str, str]) -> bytes:
 
 
 def shape_in_words(data: bytes) -> str:
-    """Return the columns of encoded values, and whether they have a value for each agent or step, for an error."""
+    """Describe encoded values for an error: their columns, and whether there is a value for each agent or each step."""
     what, kinds = msgspec.json.decode(data.partition(b"\n")[0])
     listed = ", ".join(f"{name!r} ({kind})" for name, kind in kinds)
     return f"{listed} for each {'agent' if what == ROWS else 'step'}"

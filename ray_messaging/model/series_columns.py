@@ -13,7 +13,8 @@ from ray_messaging.common.tables import MOST_EXACT
 Value = bool | int | float | str
 Values = Sequence[Any] | NDArray[Any]
 
-STEP, AGENT, AGENT_NAME = TAKEN = ("step", "agent", "agent_name")  # the names of the table's other columns
+# The table of collected values has these columns too, so no collected column may have one of these names.
+STEP, AGENT, AGENT_NAME = TAKEN = ("step", "agent", "agent_name")
 _KINDS: dict[type, str] = {bool: "bool", int: "number", float: "number", str: "text"}
 _NUMPY_KINDS = {"b": "bool", "i": "number", "u": "number", "f": "number", "U": "text"}
 _LARGEST = np.dtype(np.float64).itemsize
@@ -36,7 +37,10 @@ class UnfitValue(TypeError):
 
 
 def column_of(name: str, values: Values) -> tuple[str, NDArray[Any] | list[str]]:
-    """Return the kind of a column, and its values; raise UnfitValue for the first value that does not fit."""
+    """Return a column's kind, which is "bool", "number" or "text", and its values.
+
+    Raises: UnfitValue for the first value that does not fit.
+    """
     if isinstance(values, np.ndarray):
         return _array_column(name, values)
     if floats := float_columns(values, lambda number: number):

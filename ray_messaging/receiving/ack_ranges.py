@@ -18,7 +18,7 @@ Acked = Message | Iterable[Message]  # the argument of `ack`; a Messages object 
 
 
 class Span(NamedTuple):
-    """The rows from `low` to before `high` of an entry that has `rows` rows.
+    """The rows from `low` to before `high` of an entry of a mailbox. The entry has `rows` rows.
 
     `loan` is the delivery lease under which the rows were fetched, or None.
     """

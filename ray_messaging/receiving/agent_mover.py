@@ -55,7 +55,7 @@ logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 Mask = NDArray[np.bool_]
-_NEWS_S = 1.0  # the longest wait for news of steps in one call
+_NEWS_S = 1.0  # the longest time that one call waits for the server to report a change of the steps
 
 
 def check_leaving(agents: AgentSet, record: MailboxRecord, target: str | None) -> None:
@@ -141,7 +141,7 @@ class AgentMover:
     async def _move(self, timeout: float, deadline: float) -> None:
         """Try to move the agents until an attempt succeeds.
 
-        Raises: the error of `run` that fits, if an attempt is refused for good, or the time is up.
+        Raises: one of the errors of `run`, if further attempts are useless, or after the deadline.
         """
         tried: list[int] = []  # the versions that earlier attempts of this move would have given the directory
         refused: MoveOutcome | None = None  # why the last attempt has changed nothing
@@ -408,7 +408,8 @@ class UnreadMessages:
     def _frames(self, attempt: MoveAttempt, agents: AgentSet, flight: InFlight, aside: list[Piece]) -> UnreadFrames:
         """Return how an attempt at the move changes the messages that wait in the mailbox.
 
-        Args: `flight`, a copy of InFlight, is changed. `aside` has the messages that were taken out of the inbox.
+        Args: `flight` is a copy of the mailbox's `InFlight`. In this copy the messages in `aside`, which were taken out
+        of the inbox, become taken and acknowledged.
         """
         slices, record, target = pass_over(flight, aside), attempt.record, attempt.target
         subtopics = set(record.by_subtopic())

@@ -113,7 +113,7 @@ class InFlight:
         """Return the size of the frames after the cursor of which all rows were taken."""
         return sum(part.nbytes for part in self._parts[self._head :])
 
-    def take(self, entry: str, low: int, high: int, whole: bool, nbytes: int) -> None:  # noqa: FBT001 - for each frame
+    def take(self, entry: str, low: int, high: int, whole: bool, nbytes: int) -> None:  # noqa: FBT001 - a hot path
         """Record that rows from `low` to before `high` of an entry were taken.
 
         A frame without rows only moves the cursor.
@@ -151,7 +151,7 @@ class InFlight:
             self.ahead.popleft()
         return False, high
 
-    def skip(self, entry: str, low: int, high: int, whole: bool, nbytes: int) -> None:  # noqa: FBT001 - as take
+    def skip(self, entry: str, low: int, high: int, whole: bool, nbytes: int) -> None:  # noqa: FBT001 - a hot path
         """Record rows that were acknowledged before they were taken. The arguments are those of `take`."""
         number, found = self.taken, self.ahead.popleft()
         self.take(entry, low, high, whole, nbytes)
@@ -335,7 +335,7 @@ class Commits:
     def acknowledge(self, *, everything: bool = False) -> bool:
         """Acknowledge the rows that the next fetch would commit, or with `everything` all taken rows.
 
-        Return whether a write is due.
+        Return whether the server lacks some acknowledgements, so that `write` must be called.
         """
         flight = self.in_flight
         for low, high in [(flight.front, flight.taken)] if everything else self.handed_out:
@@ -344,7 +344,10 @@ class Commits:
         return flight.changes != self._written
 
     def acknowledge_some(self, spans: Iterable[Span]) -> int:
-        """Acknowledge some rows; return how many were not acknowledged before. Raises as `acknowledge_runs` does."""
+        """Acknowledge some rows; return how many were not acknowledged before.
+
+        Raises: CommitFailed, without any change, if there would be too many ranges.
+        """
         return self.acknowledge_runs(self.in_flight.runs((span.entry, span.low, span.high) for span in spans))
 
     def acknowledge_runs(self, runs: Sequence[tuple[int, int]]) -> int:
@@ -364,7 +367,7 @@ class Commits:
     def conclusion(
         self, state: bytes | None = None, *, fetched: bool = True, state_changed: bool = False
     ) -> Conclusion:
-        """Return the changes of the mailbox that the server does not have yet.
+        """Return the mailbox's cursor, acknowledged ranges and new state, as the server does not have them yet.
 
         Args: `fetched` is False for a transaction that has fetched nothing, and so does not move the cursor. With
         `state_changed` the mailbox's state becomes `state`.

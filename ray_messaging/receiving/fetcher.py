@@ -46,8 +46,8 @@ class FetchedRows(NamedTuple):
 class FetchGate:
     """Exclusive access to a messager's messages, for one transaction at a time.
 
-    It also has the state after the last transaction. If the outcome of the last transaction is unknown, the next caller
-    first asks the server for the outcome.
+    `state` is the mailbox's state, as the last transaction left it. If the outcome of the last transaction is unknown,
+    the next caller first asks the server for the outcome.
     """
 
     def __init__(self, inbox: Inbox) -> None:
@@ -79,7 +79,10 @@ class FetchGate:
             raise TransactionError(_TRANSACTION_OPEN)
 
     async def open(self, commits: Commits) -> None:
-        """Begin a transaction: commit earlier fetches, and keep later ones, so that a failure can put them back."""
+        """Begin a transaction: commit what was fetched before, and keep what is fetched from now on.
+
+        If the transaction fails, `roll_back` returns the kept messages to the inbox.
+        """
         if self._inbox.paused:
             await self._inbox.flowing.wait()
         self._commits, self.free = commits, False
@@ -413,7 +416,8 @@ class Fetcher:
     async def open_transaction(self) -> FetchGate:
         """Give a transaction exclusive access to the messages, and commit earlier fetches.
 
-        Raises: TransactionError if another transaction is open, or if a fetch is waiting; the errors of `commits`.
+        Raises: TransactionError if another transaction is open, or if a fetch is waiting; the errors of `commits`, such
+        as NotListening.
         """
         commits = self.commits
         await self.gate.wait_free()

@@ -130,11 +130,11 @@ class Inbox:
         return True
 
     def wake(self) -> None:
-        """Wake tasks that wait in `arrival`, because something else than a new frame has come about."""
+        """End the waits in `arrival`, although no new frame has come."""
         self._arrived.set()
 
     async def arrival(self) -> None:
-        """Wait until the inbox has a frame, or the reader has stopped."""
+        """Wait until the inbox has a frame, the reader has stopped, or `wake` was called."""
         self.awaited = True
         await self._arrived.wait()
 

@@ -86,7 +86,9 @@ class LeaseWatch:
 
 
 async def outlast(transport: "RedisTransport", mailbox: str, held: HeldMailbox, is_dead: IsDead | None) -> str:
-    """Make sure that another owner's lease of a mailbox has ended. Return the lease, or "" if the lease was removed.
+    """Make sure that another owner's lease of a mailbox has ended.
+
+    Return the lease in the form in which the server has it, or "" if the lease was removed.
 
     If `is_dead` says that the owner is dead, return at once. If the lease has ended by the server's clock, wait until
     it has ended by our clock too, because the server's clock may have been changed.
@@ -122,7 +124,8 @@ def _lasts_s(lease: str) -> float:
 class MailboxLease:
     """Lease of this messager's mailbox.
 
-    `run` renews the lease and the messager's send state on the server, and watches the leases of other mailboxes.
+    `run` renews the lease, and with it what the server keeps about the messager's sends. It also watches the leases of
+    other mailboxes.
 
     Args:
         epoch: A function that returns the reader's epoch, or None before there is a reader.

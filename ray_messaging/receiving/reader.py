@@ -32,7 +32,7 @@ _BLOCK_S = 5.0
 # nothing else while it copies the frames.
 _FRAMES, _READ_BYTES = 32, 2 * 2**20
 _NEAR_S = 0.002  # a server is near if the first byte of an answer takes less time than this
-_WAITS = 8  # how many of the latest waits are considered; the shortest of them is used
+_WAITS = 8  # the time until a first byte comes is the shortest of this many latest times
 _TIMES = 8  # a read from a far server is at most this many times as large as a read from a near server
 _FRAME_BYTES = 64 * 2**10  # the assumed size, in bytes, of a frame before any frame was read
 # Decoding must not block the event loop for longer than this, in seconds.
@@ -79,7 +79,7 @@ class ReadSize:
         self._rows, self._bytes = max(1, rows), max(1, nbytes)
 
     def adapt(self, waited_s: float, came_s: float) -> None:
-        """Adapt the size after a full read, whose first byte took `waited_s`, and whose other bytes took `came_s`."""
+        """Adapt the size after a full read. Its first byte came after `waited_s` seconds, the others took `came_s`."""
         self._waits.append(waited_s)
         waited_s = min(self._waits)
         if waited_s < _NEAR_S or came_s > 4 * waited_s:
@@ -188,7 +188,7 @@ class Reader:
                 await end(following)
 
     async def _read_once(self, last: str, size: ReadSize) -> tuple[Frames, bool]:
-        """Read frames after the entry `last`. Return them, and whether the read gave as many frames as it may."""
+        """Read frames after the entry `last`. Return them, and whether they are as many as one read may return."""
         inbox, began = self._inbox, time.monotonic()
         count = size.frames(inbox.limit if size.far else inbox.limit - inbox.size)
         # After a full read, the next read does not wait. `behind` stays true until a read finds the mailbox's end.
@@ -248,7 +248,8 @@ class Reader:
                 result = await call()
             except ServerRefused as error:
                 if self._inbox.trouble is None:
-                    logger.error("mailbox %s cannot be read, and is tried again: %s", self._mailbox, error)  # noqa: TRY400 - no bug
+                    # A refusal is no bug, so the log needs no traceback.
+                    logger.error("mailbox %s cannot be read, and is tried again: %s", self._mailbox, error)  # noqa: TRY400
                 self._inbox.note_trouble(error)
                 self._waits, self._turned_at = True, time.monotonic()
                 unanswered, pauses = None, (refused := refused or Backoff(REDIS_REFUSED))

@@ -261,7 +261,7 @@ class Subscription:
         self._leaving |= agents
         channels, unread = self._spec.channels_of(agents), None if self.stepped else self._unread
         try:
-            # The subscription ends first, because it would count as a receiver of later messages to these agents.
+            # First unsubscribe from the agents' channels, because a Redis subscriber counts as a receiver of messages.
             if target is None:
                 await self._transport.unsubscribe(channels)
             await AgentMover(self._transport, self._directory, agents, self.name, target, unread).run(timeout)

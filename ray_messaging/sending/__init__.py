@@ -1,1 +1,1 @@
-"""The part of a messager that sends."""
+"""Sending: accepted messages are put into batches, judged by rules, and written to mailboxes as frames."""

@@ -86,7 +86,7 @@ class CapacityLimiter:
                 asyncio.get_running_loop().call_soon(self._admit)
 
     def give_back(self, rows: int, nbytes: int) -> None:
-        """Free the capacity that messages have used until they got their receipts."""
+        """Free the capacity that `rows` messages, with `nbytes` bytes of payload, used until their sends ended."""
         self.rows -= rows
         self.nbytes -= nbytes
         if self.waited_for:
@@ -149,13 +149,13 @@ class Accumulator:
         self._new_future: Callable[[], asyncio.Future[Receipt]] = self._loop.create_future
         # How many bulk sends and transactions have not ended. Whoever begins one calls `bulk_done` at its end.
         self.bulks = 0
-        self._telling = 0  # the number of batches that are done, but some of whose callers still wait for receipts
+        self._telling = 0  # how many batches are done while some of their callers still wait for receipts
         self._flushes: list[asyncio.Future[None]] = []
         self.send_loop = SendLoop(frames, verdict_client, settings, self)
 
     @property
     def step(self) -> int | None:
-        """Return the simulation step that messages get when they are accepted."""
+        """Return the simulation step that messages get when they are accepted, or None if they get no step."""
         return self._step
 
     @step.setter
@@ -245,8 +245,8 @@ class Accumulator:
     ) -> Awaitable[Receipt]:
         """Accept one message when there is capacity.
 
-        Args: `in_turn` says that the caller has already waited for its turn. `kind` is given for a question or an
-        answer.
+        Args: `cause` is the id of the message that the sender is handling. `in_turn` says that the caller has already
+        waited for its turn. `kind` is given for a question or an answer.
         """
         size, capacity = len(line) + 1, self.capacity
         if not in_turn:
@@ -266,7 +266,7 @@ class Accumulator:
         batch.nbytes += size
         capacity.nbytes += size
         capacity.rows += 1
-        # After the first message of a batch, no futures are prepared yet.
+        # A batch with a single message needs no prepared futures. They are prepared from the second message on.
         if batch.counted > ROW_CELLS and kind is None:
             self._prepare_futures()
         self.send_loop.wake()  # the send loop may be asleep, but only while no batch is open
@@ -283,7 +283,7 @@ class Accumulator:
     ) -> tuple[ConversationRows, Awaitable[Receipt]]:
         """Accept one checked question or answer. The caller must have awaited `enter`.
 
-        Return the batch's rows, and an awaitable for the receipt.
+        Return the questions or answers of the batch that has the message now, and an awaitable for the receipt.
         """
         receipt = self._append(*checked, cause, in_turn=True, kind=kind)
         assert self._open.conversation is not None
@@ -292,7 +292,7 @@ class Accumulator:
     def join(self, batch: Batch, call_row: int) -> BulkWaiter:
         """Accept the messages of a small batch, by joining them to the open batch.
 
-        The caller must have awaited `enter`.
+        The caller must have awaited `enter`. Return the object whose future gets the receipts of these messages.
 
         Args: `call_row` is the number of the first message in the call that sends it.
         """
@@ -333,7 +333,7 @@ class Accumulator:
             raise self.broken.with_traceback(None)
 
     def check_loop(self) -> None:
-        """Raise ConfigError unless the messager's event loop runs this. In another loop a call would never return."""
+        """Raise ConfigError if the running event loop is not the messager's: a send from it would never return."""
         if asyncio.get_running_loop() is not self._loop:
             raise ConfigError(
                 "this messager belongs to the event loop in which it was opened, and this call comes from another "

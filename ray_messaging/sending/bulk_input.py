@@ -57,7 +57,7 @@ class ColumnChunk(NamedTuple):
     def batch(
         self, topics: tuple[str, ...], step: int | None, sent_at: float, extension: Extension | None = None
     ) -> Batch:
-        """Return the rows as a batch. Its sender and its number are set later."""
+        """Return the rows as a batch. Its sender, and the number of its first message, are set later."""
         return Batch(
             sender="",
             epoch=0,
@@ -94,8 +94,8 @@ def batches_of(
 ) -> list[Batch]:
     """Check and encode messages; return them as batches within the limits, without sender and number.
 
-    Args: `group` is the name of a group, which sends only for its own agents, so that each message needs a from_id. If
-    it is None, a message may have any sender.
+    Args: `address` returns the agent and the topic of a channel. `group` is the name of a group, which sends only for
+    its own agents, so that each message needs a from_id. If it is None, a message may have any sender.
     Raises: the error of the first invalid message.
     """
     drafts = [PendingBatch(step)]
@@ -232,7 +232,7 @@ def batches_of_columns(chunks: Sequence[ColumnChunk], topic: str, step: int | No
 
 
 def unspread_batches(chunks: Sequence[ColumnChunk], audience: object, topic: str, step: int | None) -> list[Batch]:
-    """Build one batch from each chunk of broadcasts. The batch has one row for each broadcast, and no recipients.
+    """Build one batch from each chunk of broadcasts. Each batch has one row for each broadcast, and no recipients.
 
     Args: `audience` is an audience's handle or name, or EVERYBODY.
     """
@@ -265,7 +265,7 @@ async def edges_of(audience: AudiencePairs, topic: str, routes: Routes, audience
 def within_pairs(broadcasts: Batch, edges: Edges) -> Iterator[Batch]:
     """Divide the broadcasts of a batch into smaller batches, without the broadcasts that nobody hears.
 
-    Each of them has at most BROADCAST_PAIRS pairs of sender and hearer, or is a single broadcast.
+    Each smaller batch has at most BROADCAST_PAIRS pairs of sender and hearer, or is a single broadcast.
     """
     counts = edges.counts(broadcasts.from_ids)
     heard = np.flatnonzero(counts)

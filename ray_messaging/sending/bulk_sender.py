@@ -104,6 +104,8 @@ class BulkSender:
     def _add(self, checked: int, batch: Batch, call_row: int) -> BulkWaiter:
         """Accept a batch of another process. If it is small and has only plain messages, join it to the open batch.
 
+        Return the object whose future gets the receipts of the batch.
+
         Args: `checked` is the version of the schemas by which the batch was checked; `call_row` is the number of the
         first message in the call.
         """
@@ -117,7 +119,7 @@ class BulkSender:
         return self._put(checked, PendingBatch.of(batch), call_row, own=False)
 
     def _put(self, checked: int, pending: PendingBatch, call_row: int, *, own: bool = True) -> BulkWaiter:
-        """Accept a batch that is not joined with other messages.
+        """Accept a batch that is not joined with other messages. Return the object whose future gets its receipts.
 
         Args: `checked` is the version of the schemas by which the batch was checked. The schemas may have changed while
         the batch waited for capacity. `own` says that this process has made the batch. Then it decides here whether the
@@ -166,6 +168,9 @@ async def join_receipts(
 
     The error has the receipts of the rows that were sent. If a batch has failed with OutcomeUnknown, that error is
     raised rather than others, because only OutcomeUnknown warns the caller not to send again.
+
+    Args: `stopped` is the error because of which some batches were not accepted, or None. `rows` is the number of rows
+    of all batches, accepted or not.
     """
     if len(futures) == 1 and stopped is None:
         return await futures[0]

@@ -1,4 +1,7 @@
-"""Deferred rows: messages that wait for a slow rule, and later messages of the same sender to the same recipient."""
+"""Deferred rows: messages that wait for a slow rule, and later messages of the same sender to the same recipient.
+
+A slow rule gives its verdicts later than other rules, such as a rule that asks a language model.
+"""
 
 import asyncio
 import logging
@@ -41,8 +44,8 @@ ROWS = 1024
 class DeferredRow:
     """A message that waits for a slow rule, or behind such a message of the same sender and recipient.
 
-    `row` is its row in the batch `in_flight`. `epoch` is the verdict epoch under which it passed the rules, or None if
-    it has no verdict yet.
+    `row` is its row in the batch `in_flight`. `epoch` is None until the message has a verdict. Then it is the verdict
+    epoch under which the message passed the rules: a number by which the server refuses outdated verdicts.
     """
 
     in_flight: InFlightBatch
@@ -60,9 +63,9 @@ class DeferredRequest(NamedTuple):
     places: list[DeferredRow]
 
     def by_in_flight(self, but: set[int]) -> Iterator[tuple[InFlightBatch, list[tuple[int, DeferredRow]]]]:
-        """Yield each batch that has rows in this request, with these rows. The rows in `but` are left out.
+        """Yield each batch that has rows in this request, with these rows, each with its index in the request.
 
-        Each row comes with its index in the request.
+        Args: `but` has the indices of rows to leave out.
         """
         kept = [(at, place) for at, place in enumerate(self.places) if at not in but]
         for in_flight, found in groupby(kept, lambda each: each[1].in_flight):
@@ -91,7 +94,8 @@ class DeferredRows:
     def hold(self, in_flight: InFlightBatch, rows: Rows | None, deferred: set[int], epoch: int) -> Rows | None:
         """Queue deferred rows, and rows that must wait behind these; return the other rows (None: all).
 
-        Args: `rows` are the rows that got verdicts (None: all), under the verdict epoch `epoch`.
+        Args: `rows` are the rows that were judged (None: all), and `deferred` those of them that wait for a slow rule.
+        `epoch` is the verdict epoch of the others, a number by which the server refuses outdated verdicts.
         """
         if deferred and self._over is not None:
             in_flight.fail(np.array(sorted(deferred), np.intp), self._over)
@@ -222,10 +226,10 @@ class DeferredRows:
             in_flight.fail(np.array(rows, np.intp), error)
 
     def _move(self, in_flight: InFlightBatch, rows: list[int]) -> None:
-        """Note that some rows have left their queues, which the next `take_ready` then checks.
+        """Let the next `take_ready` look for rows that may be sent in the queues of these rows.
 
-        Until then every row stays in its queue, because an earlier row of the same queue may be judged again, and may
-        have to wait. A row that has left its queue must be sent before all later rows of the queue.
+        The rows are new in their queues, or have just got a verdict. Even a row that may be sent stays in its queue
+        until then, because an earlier row of the queue may be judged again, and may have to wait.
         """
         if rows:
             self.moved.update(_pair(in_flight.batch, row) for row in rows)
@@ -273,8 +277,8 @@ def _order(place: DeferredRow) -> tuple[int, int]:
 def _requests(places: Iterable[DeferredRow]) -> Iterator[DeferredRequest]:
     """Yield requests for verdicts on these deferred rows, as few requests as possible.
 
-    The rows of one request have the same epoch. Either all or none of them have a step, and their further columns can
-    be joined.
+    The rows of one request were sent under the same epoch of this sender. Either all or none of them have a step, and
+    their further columns can be joined.
     """
     alike = groupby(sorted(places, key=lambda place: (_kind(place), _order(place))), _kind)
     for found in map(list, map(itemgetter(1), alike)):

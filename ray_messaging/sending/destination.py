@@ -45,8 +45,8 @@ class VerdictRenewal:
     async def begin(self, verdict_client: VerdictClient, why: SendStatus) -> None:
         """Make a client drop its old verdicts, so that the next verdicts are new. From the second time on, pause first.
 
-        Args: `why` is the refusal, one of OF_VERDICTS.
-        Raises: InterceptorUnavailable if the time is over.
+        Args: `why` is the server's refusal of the old verdicts, one of OF_VERDICTS.
+        Raises: InterceptorUnavailable if `timeout_s` seconds have passed since the first call.
         """
         if self._backoff is None:
             deadline = asyncio.get_running_loop().time() + self._timeout_s
@@ -89,8 +89,7 @@ class MailboxQueue:
     def take(self) -> list[OutboundFrame]:
         """Remove and return the frames.
 
-        If the server refused the first frame, it may be sent again at once, but the pause after its next refusal is
-        longer.
+        A pause that `back_off` has set ends now. The pause after the next refusal is longer than the last one.
         """
         taken, self.frames = [*self.frames], deque()
         self.attempted, self.retry_at = 0, 0.0
@@ -148,9 +147,9 @@ class MailboxQueues(dict[str, MailboxQueue]):
         return [queue for queue in self.values() if queue.refused and queue.frames and queue.retry_at <= now]
 
     def take_all(self) -> list[OutboundFrame]:
-        """Empty the queues, and return their frames, the oldest first.
+        """Empty the queues, and return their frames in the order of their batches, then of their deadlines.
 
-        Rows that had to wait for a verdict were queued later than other rows of their batch, and have a later deadline.
+        Rows that had to wait for a verdict have a later deadline than the other rows of their batch.
         """
         frames = [frame for queue in self.values() for frame in queue.take()]
         return sorted(frames, key=lambda frame: (frame.in_flight.batch.first, frame.deadline))
@@ -189,7 +188,11 @@ class Destination:
         raise NotImplementedError
 
     def load(self, in_flight: InFlightBatch, rows: Rows | None, verdict_epoch: int, deadline: float) -> None:
-        """Queue frames with some rows of a batch (None: all). The rules of `verdict_epoch` have let these rows pass."""
+        """Queue frames with some rows of a batch (None: all) that rules have let pass.
+
+        Args: `verdict_epoch` is a number by which the server refuses outdated verdicts. `deadline` is the loop time
+        until which the frames must be written.
+        """
         if not in_flight.left:
             return
         self.reroute()
@@ -217,7 +220,7 @@ class Destination:
             self.load(in_flight, np.unique(np.concatenate(rows)), verdict_epoch, deadline)
 
     async def keep_agents(self) -> None:
-        """Write the sets of agents that queued frames name and that the event log may not have.
+        """Write to the server the sets of agents that queued frames name and that the event log may not have.
 
         The server must have these sets before the frames.
         """
@@ -263,7 +266,10 @@ class Destination:
             queue.reset()
 
     def written(self, frame: OutboundFrame, subscriber_counts: list[int]) -> None:
-        """Set the fates of the rows of a frame that the server has written."""
+        """Set the fates of the rows of a frame that the server has written.
+
+        Args: `subscriber_counts` has, for a frame of channels without a mailbox, how many subscribers got each row.
+        """
         if frame.mailbox == LOG:
             frame.in_flight.settle(frame.batch_rows(), BLOCKED)
             return
@@ -280,7 +286,10 @@ class Destination:
         frame.in_flight.settle(frame.batch_rows(), fates)
 
     def refuse_verdicts(self, status: SendStatus) -> None:
-        """Remove all frames from the queues, because the server refused the verdicts of some frames."""
+        """Remove all frames from the queues, because the server refused the verdicts of some frames.
+
+        Their rows are added to `stale_verdicts`, so that they get new verdicts.
+        """
         self.stale_by = status
         for frame in self.queues.take_all():
             rows = self.stale_verdicts.get(frame.in_flight, np.zeros(0, np.intp))

@@ -29,7 +29,7 @@ _ROW_BYTES = 24
 
 _UNOWNED_BYTES = CALL_BYTES  # the most bytes of a frame for channels without a mailbox
 _SHORT = 2**16  # If there are at most this many routes, their numbers are sorted as 16-bit numbers.
-_SETS = 1_000  # About how many digests of sets of agents are remembered.
+_SETS = 1_000  # For about this many sets of agents, it is remembered that the server has the set.
 UNOWNED = ""  # the name of the queue of messages on channels without a mailbox
 
 
@@ -63,7 +63,7 @@ class FrameRouter:
         self.mirror = mirror
         # The batch that was routed last, and its routes.
         self._routed: tuple[Batch, Routes, NDArray[np.int32]] | None = None
-        # The last batch that was folded with changes of rules, and its `_kinds`.
+        # The last batch for which `_kinds` computed numbers, and these numbers.
         self._kinded: tuple[Batch, NDArray[np.intp]] | None = None
         # For each mailbox: its record, a topic, and the digest of the agents that the record has under the topic.
         self._digests: dict[str, tuple[MailboxRecord, str, bytes]] = {}
@@ -75,10 +75,10 @@ class FrameRouter:
         self.in_memory = False  # whether frames carry their messages as batches, because no other process reads them
 
     def route(self, in_flight: InFlightBatch, rows: Rows | None, *, settle: bool = True) -> list[OutboundFrame]:
-        """Build the frames of rows that have no fate yet (None: all).
+        """Build the frames of some rows of a batch (None: of all rows that have no fate yet).
 
-        No mailbox gets a row again. If there is an event log, blocked rows go into a note for it. Otherwise they get
-        their fate here, if `settle` is true.
+        A mailbox that already has a row does not get it again. If there is an event log, blocked rows go into a note
+        for the log. Otherwise blocked rows get their fate here, if `settle` is true.
         """
         in_flight.pending.trace.writing(in_flight.outgoing)
         if in_flight.pending.reaches is not None:
@@ -147,7 +147,7 @@ class FrameRouter:
         return frames
 
     def _rows_by_mailbox(self, in_flight: InFlightBatch, rows: Rows | None) -> dict[str, Rows | None]:
-        """Return, for each mailbox, which of `rows` (None: of all rows) it gets; None stands for all rows."""
+        """Return which of `rows` (None: of all rows) each mailbox gets; the value None stands for all rows."""
         known, batch = self.routes, in_flight.batch
         if rows is not None and not len(rows):
             return {}

@@ -54,8 +54,8 @@ _WINDOW_CALLS, _WINDOW_BYTES = 16, 8 * 2**20
 # If a reply takes more seconds than this, the network or the server is slow. With more bytes under way, calls would
 # only exceed their timeout.
 _SLOW_S = 0.5
-# A server is far if none of the last `_TRIPS` calls got its reply within _FAR_S seconds and the time of its bytes. A
-# nearer server replies before a further call would be worth the processor time that it takes.
+# A server is far if each of the last `_TRIPS` calls took at least _FAR_S seconds, plus _BYTE_S for each byte, until its
+# reply came. A nearer server replies before a further call would be worth the processor time that it takes.
 _FAR_S, _BYTE_S, _TRIPS = 0.004, 5e-9, 32
 
 
@@ -102,8 +102,8 @@ class FrameSender(Destination):
         self.replied: Callable[[], None] = lambda: None
         # While more bytes than this are under way, no further call is made; the number grows with each reply.
         self._window = 0
-        # How long the latest calls took, in s, without the time of their bytes. `far_s` is the least of these times if
-        # the server is far, otherwise 0.
+        # How long the latest calls took, in s, less _BYTE_S for each byte. `far_s` is the least of these times if the
+        # server is far, otherwise 0.
         self._trips = deque[float](maxlen=_TRIPS)
         self.far_s = 0.0
         self.called_at = 0.0  # the loop time of the last call that `send` has left under way
@@ -338,7 +338,8 @@ class FrameSender(Destination):
             unknown = [error for error in errors if not _is_unsent(error)]
             late = any(reply.repeated and not reply.all_written for _, reply in replied)
             if late and not unknown:
-                # A repeated call may still reach the server a second time, although it was refused.
+                # A call that was repeated may still reach the server a second time, although it was refused. With a
+                # higher epoch, the server refuses it again.
                 await self.take_epoch()
             self.attempted = bool(unknown)
             raise [*unknown, *errors][0]
@@ -346,7 +347,7 @@ class FrameSender(Destination):
         self.attempted = False
 
     async def _look_for_room(self) -> None:
-        """Ask whether there is room now for large frames that were refused, because sending them in vain takes long."""
+        """Ask the server whether it has room now for refused large frames, because sending them in vain takes long."""
         self._some_refused = any(queue.refused for queue in self.queues.values())
         for queue in self.queues.refused(asyncio.get_running_loop().time()):
             head = queue.frames[0]
@@ -550,7 +551,8 @@ class FrameSender(Destination):
     def lose(self, cause: TransitError | ConfigError | Closed) -> MessagingError:
         """Fail all frames, because the server cannot be reached or its memory is full.
 
-        Returns: the error that the frames get.
+        Returns: the error that the frames get. It is `cause` if the server has certainly written nothing, otherwise
+        OutcomeUnknown.
         """
         if self.attempted and not _is_unsent(cause):
             self._fence_at = asyncio.get_running_loop().time()

@@ -101,7 +101,7 @@ class InFlightBatch:
 
     @property
     def open_rows(self) -> Rows:
-        """Return the rows that have no fate yet."""
+        """Return the rows that have neither a fate nor an error yet."""
         return np.flatnonzero(self._opened())
 
     def _opened(self) -> NDArray[np.bool_]:
@@ -261,9 +261,9 @@ class InFlightBatch:
                 bulk.set_result(Receipts([(self.outcome, low, high)]))
 
     def _error_of(self, low: int, high: int) -> MessagingError:
-        """Build the error of some rows.
+        """Build the error for the rows from `low` to before `high`.
 
-        It has the receipts of the rows that have receipts, and the ids of the others.
+        It has the receipts of those rows that have a fate, and the ids of the messages in the other rows.
         """
         rows = [row for row in range(low, high) if row in self.errors]
         error = min((self.errors[row] for row in rows), key=lambda found: not isinstance(found, OutcomeUnknown))
@@ -283,7 +283,10 @@ class InFlightBatch:
 
 
 class RowWeights:
-    """The payload bytes of rows. If rows share a payload, its bytes are freed when the last of them has its fate."""
+    """Counter of the payload bytes of the rows that have no fate or error yet, the open rows.
+
+    If rows share a payload, its bytes are freed when none of these rows is open.
+    """
 
     __slots__ = ("_index", "_open", "_weights", "rest")
 

@@ -29,7 +29,7 @@ def published(in_flight: InFlightBatch, batch: Batch, rows: Rows | None) -> Logg
 def rewritten(
     in_flight: InFlightBatch, batch: Batch, rows: Rows | None, mailbox: str, frame: Batch, places: Rows | None
 ) -> tuple[LoggedFrame | None, Batch]:
-    """Return a mailbox's frame in which rewritten rows are marked, and a note about these rows for the event log.
+    """Return a note for the event log about rewritten rows, and a mailbox's frame in which these rows are marked.
 
     If no row was rewritten, return None and the frame as it is.
 

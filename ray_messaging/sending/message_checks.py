@@ -38,7 +38,7 @@ class MessageChecks:
         self.addresses: dict[str, tuple[AgentId | None, str]] = {}  # a cache of parsed channels
         self.known: set[int] | None = None  # a cache of int ids that may send; None if all ids may send
         self._agents: AgentSet | None = None  # the agents that may send; None if all may
-        self._ints: IdTable[np.bool_] | None = None  # those of them that are ints; None if there are none
+        self._ints: IdTable[np.bool_] | None = None  # the int ids among `_agents`; None if there are none
         self._name = name
         self._exp_id = exp_id
         self._payload_bytes = payload_bytes
@@ -104,7 +104,10 @@ class MessageChecks:
         return CheckedMessage(from_id, to_id, topic, encode_payload(payload, self._payload_bytes))
 
     def batches(self, messages: Sequence[Outgoing], step: int | None) -> list[Batch]:
-        """Check and encode messages; raise the same errors as `checked`, for the first invalid message."""
+        """Check and encode messages; return them as batches, each within the limits of a batch.
+
+        Raises: for the first invalid message, the same errors as `checked`, such as InvalidAddress and InvalidPayload.
+        """
         group = None if self._agents is None else self._name
         batches = batches_of(messages, self.address, self._payload_bytes, step, group)
         self.check_senders(batch.from_ids for batch in batches)
@@ -113,7 +116,8 @@ class MessageChecks:
     def columns(self, from_ids: object, to_ids: object, payloads: object) -> list[ColumnChunk]:
         """Check and encode messages that are given as columns.
 
-        Raises: the same errors as `checked`; InvalidColumns if the columns do not fit together.
+        Raises: the same errors as `checked`, such as InvalidAddress and InvalidPayload; InvalidColumns if the columns
+        do not fit together.
         """
         chunks = columns_of(from_ids, to_ids, payloads, self._payload_bytes)
         self.check_senders(chunk.from_ids for chunk in chunks)

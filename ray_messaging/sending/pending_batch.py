@@ -28,8 +28,8 @@ from ray_messaging.transports.transport_values import Conclusion
 if TYPE_CHECKING:
     from ray_messaging.message import Message
 
-# The column of a single question. It is built only once, because building it takes as long as the rest of the
-# extension.
+# The column `expects_answer` of a batch with a single question. It is built only once, because building it takes as
+# long as building the other columns of the extension.
 _EXPECTS = np.ones(1, np.bool_)
 _EXPECTS.flags.writeable = False
 
@@ -94,8 +94,8 @@ class Reach(NamedTuple):
 class Reaches:
     """How many agents of each mailbox hear each sender, for one version of an audience and one subtopic.
 
-    The numbers are computed once for each mailbox's record. `hearers` is the number of all hearers of each sender.
-    `places_of` returns the indices at which senders have their numbers.
+    The numbers of a mailbox are computed again only if its record changes. `hearers` has the number of all hearers of
+    each sender, with or without a mailbox. `places_of` returns the indices at which senders have their numbers.
     """
 
     def __init__(
@@ -130,17 +130,17 @@ LARGE_LINE = BATCH_BYTES // BATCH_ROWS
 
 
 def caused_by_one(cause: str | None, rows: int) -> Extension | None:
-    """Return the columns that name `cause` as the message that was being handled when all rows were sent.
+    """Return columns which say that all `rows` messages were sent while the message with the id `cause` was handled.
 
-    Return None if there is no cause.
+    Return None if `cause` is None.
     """
     return None if cause is None else Extension(caused_by=MessageIdColumn.of([cause]).take(np.zeros(rows, np.intp)))
 
 
 class BulkWaiter(NamedTuple):
-    """The future of a bulk send, whose rows in a batch are `low` to `high`.
+    """The future for the receipts of a bulk send's rows in one batch: the rows from `low` to before `high`.
 
-    `call_row` is the number of its first row in the bulk send.
+    `call_row` is the number that row `low` has in the bulk send.
     """
 
     low: int

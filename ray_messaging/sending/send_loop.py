@@ -25,9 +25,10 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-# With a far server, at least _WAVE callers get their receipts at the same time, and at least a quarter of all callers.
-# If half as many messages are in the open batch, it is sent while calls are under way. A smaller batch is sent half a
-# round trip after the last call. A call takes as much processor time as some 100 messages that are sent one by one.
+# With a far server, callers get their receipts in groups: each has at least _WAVE callers, and at least a quarter of
+# all callers. An open batch with half as many messages as a group is sent while calls are under way. A smaller batch is
+# sent half a round trip after the last call. A call takes as much processor time as some 100 messages that are sent one
+# by one.
 _WAVE, _WAVES, _PAUSES = 200, 4, 2
 # The longest time for which closing a messager waits for a server that does not answer.
 _LAST_FENCE_S = 1.0
@@ -146,10 +147,10 @@ class SendLoop:
         await self._send(ahead=ahead)
 
     def _take(self) -> tuple[PendingBatch | None, bool]:
-        """Return the next batch if it may be written now, otherwise None; and the argument `ahead` for `_send`.
+        """Return the next batch if it may be written now, otherwise None. Also return the argument `ahead` for `_send`.
 
-        `ahead` is true if the next batch is closed, if earlier calls are under way, or if the server is far and the
-        open batch is not small.
+        That argument is true if the next batch is closed, if earlier calls are under way, or if the server is far and
+        the open batch is not small.
         """
         source, frames = self._source, self._frames
         closed, under_way = source.has_closed, bool(frames.calls)

@@ -58,7 +58,7 @@ class TransactionSender:
         self._renewal = VerdictRenewal(settings.interceptor_timeout_s)
 
     async def run(self) -> None:
-        """Write the transaction. Without a conclusion, only find out which transactions the server has committed.
+        """Write the transaction. If it has no `conclusion`, only find out which transactions the server has committed.
 
         Raises: the error that the transaction's future also gets.
         """

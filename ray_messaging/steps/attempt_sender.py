@@ -40,15 +40,16 @@ if TYPE_CHECKING:
     from ray_messaging.transports.steps import RedisSteps
 
 T = TypeVar("T")
-_Ended = tuple[Committed | Refused, Closing, StepCounts]  # the answer to a close, and what the close has stated
+# The server's answer to the call that closes a step, the facts in this call, and the step's counts.
+_Ended = tuple[Committed | Refused, Closing, StepCounts]
 _ROW_BYTES = 8  # the fewest bytes that a message takes in a frame besides its payload: an id (4) and its ordinal (4)
 
 
 class AttemptSender:
-    """The sender of one group in its steps, used by one driver.
+    """The sender of the messages that one group sends in its steps, during one attempt.
 
-    An attempt is one driver's work at the group's steps. A small step is sent and closed in one call to the server. A
-    larger step is sent in several calls.
+    An attempt is the work at the group's steps of one driver, the task that takes the group through the steps. A small
+    step is sent and closed in one call to the server. A larger step is sent in several calls.
     """
 
     def __init__(self, engine: Engine, store: "RedisSteps", attempt: int, account: StepAccount, step: int) -> None:
@@ -89,10 +90,11 @@ class AttemptSender:
     ) -> tuple[Opened | Waiting | Done | None, StepCounts]:
         """Send the messages of a step, and close it.
 
-        Return the server's answer about the next step, and the step's counts.
+        Return the server's answer about the next step (None: the server did not say anything about it), and the step's
+        counts.
 
-        Args: `changed` says that the step has changed the group's state. With `go_on`, the next step is opened by the
-        same call.
+        Args: `changed` says that the step has changed the group's state. With `go_on`, the same call asks the server to
+        open the next step.
         Raises: StepAborted if not all messages reached the server; StepTooLarge if a receiver's box is full;
         UndeclaredSend for a send to a group that was declared not to hear this group; ConfigError if the collected
         series have another shape than in earlier steps; MailboxFull if the server has no memory for series and calls;
@@ -307,8 +309,8 @@ class AttemptSender:
     async def _judge(self, in_flight: InFlightBatch) -> BatchVerdict:
         """Return the verdicts on a batch. A slow rule delays the whole batch, so no message is deferred.
 
-        Raises: InterceptorUnavailable for broadcasts if rules that judge pairs were inserted after the batch was
-        prepared.
+        Raises: InterceptorUnavailable for broadcasts if rules that judge pairs of sender and hearer were inserted after
+        the batch was prepared.
         """
         client, observer, asked_at = self._engine.verdict_client, self._engine.observer, time.perf_counter()
         verdict: BatchVerdict | None

@@ -350,7 +350,7 @@ def _kinds(pairs: Batch, changed: NDArray[np.intp]) -> NDArray[np.intp]:
 
 
 def _spread(folded: Batch, edges: Edges) -> Batch:
-    """Return a batch with a row for each pair of sender and hearer, also for pairs that were removed.
+    """Return a batch with a row for each pair of sender and hearer, even for pairs that rules have blocked.
 
     The `numbers` of the batch say from which row of `folded` each pair comes.
     """
@@ -402,9 +402,9 @@ def _apply(batch: Batch, hits: _Hits, amendments: Sequence[Batch]) -> Batch:
 
 
 def _changed(batch: Batch, changed: _Hits, amendments: Sequence[Batch]) -> Batch:
-    """Return a batch in which some rows have new payloads and labels.
+    """Return a batch in which the rows in `changed` have new payloads and labels.
 
-    Amendments, frames of the supervisor, give them.
+    These come from `amendments`, frames of the steps' supervisor that change messages of other frames.
     """
     lines: dict[int, bytes] = {}
     labels = {name: [marked] for name, marked in batch.labels.items()}

@@ -7,8 +7,8 @@ a lost or repeated request does no harm. Of the calls that wait at a gate, those
 because later steps wait for them.
 
 What a call uses is known when it ends. Before that, the limits of tokens and of money count the average of the calls
-that have ended. With such limits the first call begins alone. Later, the number of calls under
-way is at most twice the number of calls that have ended and have used something.
+that have ended. With such limits the first call begins alone. Later, the number of calls under way is at most twice the
+number of calls that have ended and have used something.
 """
 
 import asyncio

@@ -1,4 +1,4 @@
-"""Results of the remembered calls that a group has made in a step, kept in case the step runs again after a fault."""
+"""Results of a group's calls through `me.remember` in a step, kept in case the step runs again after a fault."""
 
 import asyncio
 from collections import deque
@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 
 # One call to the server writes at most 256 results. It takes no further result once it has 1 MiB of results.
 _BATCH, _BATCH_BYTES = 256, 2**20
-# The most seconds for which a result waits for further results. Only results that come soon after a call to the server
-# wait, and only while the callers' event loop has no time for another agent.
+# The most seconds for which a result waits for further results, so that one call writes all of them. Only a result that
+# comes soon after a call to the server waits, and only until the callers' event loop begins its next round.
 _WAIT_S = 0.05
 
 _decode = msgspec.msgpack.Decoder(KeptCall).decode
@@ -35,7 +35,9 @@ class _New(NamedTuple):
 
 
 class CallMemory:
-    """Results of one group's remembered calls in one step, by key. The server keeps them until the step is committed.
+    """Results of one group's calls through `me.remember` in one step, by key.
+
+    The server keeps the results until the step is committed.
 
     All callers must share one event loop. The calls to the server may use another event loop. Results that arrive
     during a call to the server, or soon after it, are written together by the next call. That call is made when the
@@ -65,8 +67,8 @@ class CallMemory:
         self._idle = True  # whether nothing was written within the last `_WAIT_S` seconds
         self._asked = False  # whether `_ask` will be called
         self._more = False  # whether `_begin` was called during the call to the server
-        self._task: asyncio.Task[None] | None = None  # it writes results
-        self._pause: asyncio.TimerHandle | None = None  # after a call to the server
+        self._task: asyncio.Task[None] | None = None  # the task that writes results
+        self._pause: asyncio.TimerHandle | None = None  # the timer of the pause that follows a call to the server
 
     @property
     def may_know(self) -> bool:
@@ -156,7 +158,7 @@ class CallMemory:
             )
 
     def _ask(self) -> None:
-        """Let the results be written. The callers' event loop calls this at the beginning of its next round."""
+        """Begin to write results in the event loop of this object. The callers' event loop calls this."""
         self._asked = False
         self._loop.call_soon_threadsafe(self._begin)
 

@@ -185,7 +185,7 @@ class CallStore:
             return True
 
     def _holder_of(self, content: str, database: sqlite3.Connection) -> str | None:
-        """Return the process that is making a call now, if it is another living process; otherwise None."""
+        """Return the name of the process that is making a call now, or None if no other living process makes it."""
         row = database.execute("SELECT holder FROM flights WHERE content = ?", (content,)).fetchone()
         return row[0] if row is not None and row[0] != self._holder and self._lives(row[0]) else None
 
@@ -312,7 +312,7 @@ class CallStore:
 _ALONE: Final = fcntl.LOCK_EX | fcntl.LOCK_NB
 _opening = threading.Lock()
 _ours: Final = set[str]()  # the names of files that this process, or a process from which it was forked, has locked
-_open_stores: dict[tuple[int, str], CallStore] = {}  # by process and folder
+_open_stores: dict[tuple[int, str], CallStore] = {}  # the stores of this process, by process id and folder
 
 
 def _close(database: sqlite3.Connection, process: int) -> None:

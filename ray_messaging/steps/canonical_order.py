@@ -175,7 +175,7 @@ def joined_in_order(batches: Sequence[Batch]) -> tuple[Batch, Order]:
     steps = _by_row([batch.step for batch in batches], rows)
     ordinals = joined_arrays([each.ordinal for each in extensions if each.ordinal is not None])
     keys = [id_ranks([to_ids]), id_ranks([from_ids]), ordinals]
-    if isinstance(steps, np.ndarray):  # otherwise all messages are of one step, as most are
+    if isinstance(steps, np.ndarray):  # one value in place of an array says that all messages are of one step
         keys.insert(1, steps)
     last = len(keys) - 1
     order, (to_ranks, from_ranks, taken) = _sorted_rows(keys, wanted=(0, last - 1, last))

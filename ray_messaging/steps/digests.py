@@ -32,8 +32,8 @@ from ray_messaging.steps.box_frames import FIRST_OUTSIDE
 from ray_messaging.steps.canonical_order import id_ranks
 
 SIZE = 32  # the size of a digest in bytes
-KEPT_BYTES: Final = 64 * 2**20  # this many bytes hold about two million small messages
-_SMALL = 256  # a payload of up to so many bytes may be copied for all rows of a batch at once
+KEPT_BYTES: Final = 64 * 2**20  # the most bytes of rows that `LaterDigests` keeps: about two million small messages
+_SMALL = 256  # a payload of up to this many bytes may be copied for all rows of a batch at once
 _MODULUS: int = 1 << 8 * SIZE
 NO_AUDIENCES: Mapping[AudiencePairs, bytes] = {}
 _number = Packer("<q").pack
@@ -133,7 +133,7 @@ def sum_of_like(
     Args: `like` is one of these rows, of which there is at least one. No row is a question, an answer or a broadcast.
     """
     head = row_bytes(like._replace(from_id=0, ordinal=0, to_id=0, payload=b""))[: -len(_length(0))]
-    # If all rows have one small payload, no row needs a Python call to join its two parts.
+    # If all rows have the same small payload, it is joined to all of them at once, without a Python call for each row.
     same = len(payloads[0]) <= _SMALL and payloads.count(payloads[0]) == len(payloads)
     if same:
         head += _text(payloads[0])
@@ -167,7 +167,8 @@ def sum_of_batch(
 ) -> int:
     """Return the sum of the digests of a batch's rows. This is faster if rows differ only in ids, ordinal and payload.
 
-    The arguments are those of `digest_rows`.
+    Args: `codes` has the fate of each row, `blocks` the rule and reason of each blocked row, and `audiences` the hash
+    of each audience's pairs.
     """
     extension, lines = batch.extension, batch.lines
     assert extension is not None

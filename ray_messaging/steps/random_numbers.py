@@ -76,7 +76,7 @@ class _Seed(ISeedSequence):
     def __init__(self, words: NDArray[np.uint64]) -> None:
         self.words = words
 
-    def generate_state(self, n_words: int, dtype: Any = np.uint64) -> NDArray[Any]:  # noqa: ANN401, ARG002 - numpy's
+    def generate_state(self, n_words: int, dtype: Any = np.uint64) -> NDArray[Any]:  # noqa: ANN401, ARG002 - for numpy
         """Return the seed as four numbers. numpy's PCG64DXSM, which calls this, never asks for more or fewer."""
         return self.words
 

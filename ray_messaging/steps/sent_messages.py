@@ -55,7 +55,7 @@ class SentMessages:
 
     `batch` has each message once, in canonical order, even if several mailboxes have a copy.
 
-    Args: `sources` must have at least one message.
+    Args: `sources` are the decoded frames of all boxes. They have at least one message.
     """
 
     def __init__(self, number: int, sources: Sequence[BoxBatch]) -> None:
@@ -99,6 +99,8 @@ async def sent_messages(store: "RedisSteps", number: int, horizon: int, unfold: 
     """Return the messages that groups sent to mailboxes in a step, or None if there are none.
 
     All groups must have closed the step.
+
+    Args: `horizon` is how many steps ahead a message may be sent. `unfold` turns a mailbox's broadcasts into messages.
     """
     covered = await store.covered_boxes(number + 1, number + horizon)
     boxes = {

@@ -60,12 +60,12 @@ class Step:
         # `send` is not defined as a method, because one more function call would add a tenth to the time of a send.
         self.send = sends.send
         self.generators = StepGenerators(seed, number, agents)
-        self.moves: StepMoves | None = None  # the new positions of its agents; None: no agent has moved
+        self.moves: StepMoves | None = None  # the agents' new positions in audiences; None: no position was set
         self.arrivals = arrivals
         self.blocked = blocked
         self.before = agents.agents if before is None else before
         self.series = b""  # the data that a run records with `collect` in this step, encoded
-        self.calls = b""  # the remembered calls of its agents, encoded
+        self.calls = b""  # the calls that the agents have made through `me.remember`, encoded
         self._state = state
         self._state_bytes = state_bytes
 
@@ -271,10 +271,13 @@ class Step:
             note_replied(questions)
 
     def move(self, audience: object, ids: object, positions: object) -> None:
-        """Set the positions of some of the group's agents in an audience, an array (n, 2) or (n, 3).
+        """Set the positions of some of the group's agents in an audience.
 
-        All groups use the new positions in the next step. If a position is set twice in a step, the last one counts.
+        All groups use the new positions from the next step on. If a position is set twice in a step, the last one
+        counts.
 
+        Args: `audience` is the audience's handle or name, `ids` are n agents, and `positions` is an array (n, 2) or
+        (n, 3).
         Raises: UnknownName for an audience that does not exist in this step; UnknownSender for an agent of another
         group; InvalidColumns if the arguments do not fit together; Closed if the step has ended. The commit raises
         UnknownName for an agent without a position, and ConfigError for an audience that was not made of positions. In
@@ -296,7 +299,7 @@ class Step:
         self.series = series
 
     def keep_calls(self, calls: bytes) -> None:
-        """Store the remembered calls of the agents. They are written when the step is committed.
+        """Store the calls that agents have made through `me.remember`. They are written when the step is committed.
 
         Raises: PayloadTooLarge if the calls are larger than MessagingConfig.state_bytes.
         """

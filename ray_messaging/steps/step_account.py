@@ -156,8 +156,8 @@ def _name_unheard(unheard: Counter[str], batch: Batch, rows: NDArray[np.intp]) -
 def outside_rows(read: Sequence[FoldedBatch | Batch]) -> list[tuple[DigestRow, int]]:
     """Return messages that senders outside of the steps sent to agents, in the form of which digests are computed.
 
-    With each message comes how often it counts. Messages that a rule rewrote are left out, as they are in the event
-    log.
+    With each message comes how often it counts. Messages that a rule rewrote are left out. The event log does not take
+    these from the batches in `read` either, but from a separate note.
     """
     rows: list[DigestRow] = []
     places, hearers = [], []
@@ -232,7 +232,8 @@ def digest_of(counts: dict[str, StepCounts]) -> bytes:
 async def sealed_history(store: "RedisSteps", step: int) -> bytes:
     """Return the digest of all steps up to and including `step`.
 
-    Raises: the same errors as `sealed_counts` and `digest_of`.
+    Raises: the same errors as `sealed_counts` and `digest_of`, such as UnknownName if a group has not committed `step`,
+    and ConfigError if no digests were computed.
     """
     chained = b""
     await sealed_counts(store, step)

@@ -113,7 +113,10 @@ class AttemptBoxes:
 
 
 def in_box(write: FrameWrite) -> bool:
-    """Return whether a frame is for a mailbox or an outside asker, and not only published or logged."""
+    """Return whether a frame goes into a box, of a mailbox or of an asker outside of the steps.
+
+    Other frames are only published or logged.
+    """
     return write.mailbox.find("@") > 0 and write.mailbox[0] != ":"
 
 
@@ -166,7 +169,7 @@ class StepDestination(Destination):
 
         Afterwards `stale_verdicts` has the rows whose verdicts the server refused as too old.
 
-        Raises: the same errors as `AttemptBoxes.send`.
+        Raises: the same errors as `AttemptBoxes.send`, such as StepAborted and StepTooLarge.
         """
         while not self.stale_verdicts and (frames := self.next_call()):
             await self.keep_agents()

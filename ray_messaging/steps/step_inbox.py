@@ -61,8 +61,9 @@ _AHEAD = 64
 class StepInbox:
     """The messages of one step for some agents, in one sequence or agent by agent.
 
-    Args: `batches` are the committed batches of the step's box. Each row has a step and an ordinal. `folded` are the
-    broadcasts that the agents hear, which are turned into messages only when a message is read.
+    Args: `batches` are the committed batches of the step's box. Each row has the step of sending, and an ordinal: its
+    number among its sender's messages in that step. `folded` are the broadcasts that the agents hear, which are turned
+    into messages only when a message is read.
     """
 
     def __init__(
@@ -223,7 +224,7 @@ class _DecodedRows:
 
 
 class _Inbox(ReadMessages):
-    """The messages of one agent in a step. All uses but `len` and a loop build a `Messages` of them."""
+    """The messages of one agent in a step. Any use except `len` and a `for` loop builds a `Messages` of them."""
 
     __slots__ = ()
 
@@ -234,7 +235,7 @@ class _Inbox(ReadMessages):
     def __getattr__(self, name: str) -> Any:  # noqa: ANN401 - any field or method of Messages
         return getattr(self._messages, name)
 
-    def __getitem__(self, index: Any) -> Any:  # noqa: ANN401 - as that of Messages
+    def __getitem__(self, index: Any) -> Any:  # noqa: ANN401 - a Message, or Messages for a slice
         return self._messages[index]
 
     def __eq__(self, other: object) -> bool:

@@ -125,11 +125,12 @@ class StepLoop:
         # Whether a run's driver opens the first step of each of its calls for all groups. Then this group may begin the
         # step although it has not asked for it.
         self.is_told = False
-        self.ahead = 0  # for how many steps after the open one calls may be made
+        self.ahead = 0  # for how many steps after the open one agents may make calls through `me.remember`
         # A function that takes a step and agents, and reads the results of calls that these agents have made in that
         # step of the run from which this run was forked.
         self.parent_calls: Callable[[int, AgentSet], Mapping[str, bytes]] | None = None
-        self._memories: dict[int, CallMemory] = {}  # the remembered calls of the open step, and of steps after it
+        # By step, the results of calls through `me.remember`: for the open step, and for steps after it.
+        self._memories: dict[int, CallMemory] = {}
         self._taken: DrivenGroup | None = None
         self.account = StepAccount(digest=settings.digest, later=later)
 
@@ -171,7 +172,9 @@ class StepLoop:
             mine = left.get(self._group)
             self.account.before = StepCounts({}) if mine is None else StepCounts.decode(mine.counts)
             found: Answer | None = None
-            news = ""  # the latest position in the stream of news that this loop knows ("": none)
+            # The latest position that this loop knows in the stream on which the server reports changes of the steps
+            # ("": none).
+            news = ""
             while True:
                 if (number := self.committed + 1) >= self.until:
                     found = None
@@ -223,7 +226,7 @@ class StepLoop:
                     await self._store.let_go(self._group, taken.attempt)
 
     def calls_of(self, step: int) -> CallMemory:
-        """Return the remembered calls of a step, which is the open step or a later one."""
+        """Return the results of calls through `me.remember` for a step, which is the open step or a later one."""
         assert self._taken is not None
         if step not in self._memories:
             # An earlier attempt may have kept results only for the first step that is not committed, and for the
@@ -322,12 +325,13 @@ class StepLoop:
         return found
 
     def _expect(self, box: BoxReader, step: int, news: str) -> None:
-        """Begin to wait for the news that `step` is open. `box` reads this step's messages.
+        """Begin to wait for the server's report that `step` is open. `box` reads this step's messages.
 
-        Args: `news` is the position in the stream of news after which to look.
+        The server reports on a stream. The wait begins after the position `news` of this stream.
 
-        For a step from `until` on, the group waits until news say that the step was opened for it. If `news` is "", an
-        earlier driver may have got such news already. Then this does not wait, and the server is asked later.
+        From step `until` on, a step is opened by a run's driver, and the report must name this group. If `news` is "",
+        an earlier driver of the group may have got that report already. Then this does not wait, and the server is
+        asked later.
         """
         if step < self.until:
             box.expect(news, STEP_NEWS_TIMEOUT_S)

@@ -15,7 +15,7 @@ def check_step_number(step: object) -> int:
 def step_count(call: str, given: object, least: int) -> int:
     """Return `given`, a number of steps or a step's number, as an int.
 
-    Raises: ConfigError unless it is a whole number of at least `least`.
+    Raises: ConfigError, which names the call `call`, unless it is a whole number of at least `least`.
     """
     if (number := whole_number(given)) is None or number < least:
         raise ConfigError(f"{call}({given!r}) needs a whole number of at least {least}")

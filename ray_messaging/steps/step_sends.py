@@ -62,7 +62,7 @@ class Route(NamedTuple):
 
 
 class RowRoutes(NamedTuple):
-    """The topics and kinds of the messages of one batch. The facts in `lane` are the same for all messages.
+    """The topics and kinds of the messages of one batch. `lane` has the facts that are the same for all messages.
 
     `topic` has, for each message, an index into `topics`, or is None if there is only one topic. `asks` says which
     messages are questions, or is None if no message is.
@@ -108,7 +108,7 @@ class Replied(NamedTuple):
     """The questions that messages of a step answer.
 
     `ids` has the question's id for each message, or None for a message that is no answer. `outside` has, for answers to
-    questions that were asked outside of the steps, the question and its id outside of the steps.
+    questions that were asked outside of the steps, the asker's mailbox, and the id that the question has there.
     """
 
     ids: MessageIdColumn
@@ -224,9 +224,9 @@ class StepSends:
         self._append(line, recipient, place)
 
     def begin_run(self, line: bytes) -> bool:
-        """Begin a run of messages whose payload orjson has encoded as `line`; return whether that is done.
+        """Let the next messages have the payload that orjson has encoded as `line`; return whether that was possible.
 
-        It is not done if the payload needs the checks of `encode_payload`, because of its size or its content.
+        It is not possible if the payload needs the checks of `encode_payload`, because of its size or its content.
         """
         number = self._lines.get(line)
         if number is None:
@@ -551,8 +551,9 @@ def rows_in_order(senders: Numbers, numbers: Numbers, routes: Sequence[Route]) -
     """
     lanes: dict[Route, int] = {}
     lane = np.array([lanes.setdefault(route.lane, len(lanes)) for route in routes])[numbers]
-    # Batches are made in rounds. A round has one batch for each lane, and the lanes have a fixed order. If a sender's
-    # next row has a lane that comes before the lane of the sender's last row, the next row waits for the next round.
+    # A lane is what all messages of a batch have in common. Batches are made in rounds. A round has one batch for each
+    # lane, and the lanes have a fixed order. If a sender's next row has a lane that comes before the lane of the
+    # sender's last row, the next row waits for the next round.
     order = np.argsort(senders, kind="stable")
     sender, along = senders[order], lane[order]
     begins = np.diff(sender, prepend=-1) != 0

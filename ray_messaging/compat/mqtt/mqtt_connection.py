@@ -114,14 +114,15 @@ class Connection:
         def opened(_client: Client, _userdata: object, sock: Any) -> None:  # noqa: ANN401 - a socket, of TLS or not
             loop.call_soon_threadsafe(self._watch, sock)
 
-        def closed(_client: Client, _userdata: object, sock: Any) -> None:  # noqa: ANN401 - as above
+        def closed(_client: Client, _userdata: object, sock: Any) -> None:  # noqa: ANN401 - a socket, of TLS or not
             loop.remove_reader(sock)
-            loop.remove_writer(sock)  # otherwise a late writer may watch the next socket
+            # Otherwise the loop would watch the next socket, which may have the same number, in place of this one.
+            loop.remove_writer(sock)
 
-        def has_more(_client: Client, _userdata: object, sock: Any) -> None:  # noqa: ANN401 - as above
+        def has_more(_client: Client, _userdata: object, sock: Any) -> None:  # noqa: ANN401 - a socket, of TLS or not
             loop.call_soon_threadsafe(self._write_soon, sock)
 
-        def has_no_more(_client: Client, _userdata: object, sock: Any) -> None:  # noqa: ANN401 - as above
+        def has_no_more(_client: Client, _userdata: object, sock: Any) -> None:  # noqa: ANN401 - a socket
             loop.remove_writer(sock)
 
         client.on_socket_open, client.on_socket_close = opened, closed
@@ -342,7 +343,8 @@ class Connection:
     def _watch(self, sock: socket.socket) -> None:
         """Make this event loop read from a new socket."""
         if sock.fileno() != -1:  # the socket may be closed already
-            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # the packets of QoS 2 are small
+            # The packets of QoS 2 are small, and must not wait until more data are sent.
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             self._loop.add_reader(sock, self._read, sock)
 
     def _write_soon(self, sock: socket.socket) -> None:

@@ -149,7 +149,7 @@ class Messager(metaclass=_ActorClass):
                 await out.close()
                 raise
             self._out, self._in, self._was_connected = out, heard, True
-            self._outbox: asyncio.Queue[_Send] = asyncio.Queue()  # a send is finished when its receipt is set
+            self._outbox: asyncio.Queue[_Send] = asyncio.Queue()  # the accepted sends without a verdict
             self._room = asyncio.Semaphore(self.settings.outbox_messages)
             self._slots = asyncio.Semaphore(AT_ONCE)
             self._publishing: set[asyncio.Task[None]] = set()
@@ -295,7 +295,7 @@ class Messager(metaclass=_ActorClass):
             try:
                 await out.wait_up()
             except MessagingError as error:
-                _fail(sends[row:], error)  # earlier messages are being published, and get answers of their own
+                _fail(sends[row:], error)  # earlier sends are under way, and get receipts or errors of their own
                 return
             await self._slots.acquire()
             task = asyncio.create_task(self._publish(out, send, payload, outcome, row))
@@ -368,7 +368,7 @@ class Messager(metaclass=_ActorClass):
 
     # -- receiving ------------------------------------------------------------------------------------------------
 
-    async def subscribe(self, topics: Wanted | Sequence[Wanted], agents: object) -> None:  # noqa: ARG002 - see below
+    async def subscribe(self, topics: Wanted | Sequence[Wanted], agents: object) -> None:  # noqa: ARG002 - not used
         """Subscribe to topics or filters (with + or #). A later call adds more of them.
 
         Args: `topics` is a topic or filter, a pair of a topic or filter and its QoS, or a sequence of these. `agents`

@@ -12,8 +12,8 @@ TOPIC_BYTES = 65_535
 TOPIC_LEVELS = 128
 
 # MQTT forbids NUL, and allows a broker to disconnect a client for control characters and Unicode noncharacters, which
-# Mosquitto does. As the client sends its message again after it has connected, such a topic would block all later
-# messages.
+# Mosquitto does. The client would then connect and send the same message again and again, so that such a topic would
+# block all later messages.
 _UNFIT = re.compile(
     "[\x00-\x1f\x7f-\x9f\ufdd0-\ufdef"
     + "".join(f"{chr(plane << 16 | 0xFFFE)}{chr(plane << 16 | 0xFFFF)}" for plane in range(17))

@@ -87,7 +87,7 @@ def is_array(value: object) -> bool:
 
 
 def _odd_one(made: dict[str, TypedColumn]) -> str:
-    """Return the first column whose length differs from that of most columns."""
+    """Return the name of the first column whose length differs from that of most columns."""
     lengths = [*map(len, made.values())]
     usual = max(lengths, key=lengths.count)
     return next(name for name, column in made.items() if len(column) != usual)
@@ -353,7 +353,7 @@ def _of_arrow(values: Any) -> TypedColumn:  # noqa: ANN401 - pyarrow.Array or Ch
 def _width(values: Any) -> int:  # noqa: ANN401 - pyarrow.Array
     """Return the length of an array's vectors; 0 if its rows are no vectors, or vectors of several lengths."""
     import pyarrow as pa  # noqa: PLC0415 - 80 MB that a group need not load
-    import pyarrow.compute as pc  # noqa: PLC0415 - as well
+    import pyarrow.compute as pc  # noqa: PLC0415 - a part of pyarrow
 
     if pa.types.is_fixed_size_list(values.type):
         return int(values.type.list_size)

@@ -18,8 +18,8 @@ _decode = msgspec.json.Decoder().decode
 class TypedColumns:
     """A table of n payloads as named columns: row i is the payload `{name: value i, ...}`.
 
-    A batch has such a table or a `PayloadColumn` (see `Payloads`). The JSON lines are made when they are needed. NaN
-    becomes null in them.
+    The payloads of a batch are in such a table, or as JSON in a `PayloadColumn`. A table makes its JSON lines when they
+    are needed. In JSON, NaN becomes null.
     """
 
     __slots__ = ("_list", "_schema", "columns", "count")
