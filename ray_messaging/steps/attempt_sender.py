@@ -361,9 +361,9 @@ def _not_closed(refused: Refused, group: str, closing: Closing) -> StepAborted |
     if refused.series:
         now, before = (shape_in_words(shape) for shape in (closing.series, refused.series))
         return ConfigError(
-            f"step {refused.step} of group {group!r} is not committed: it collects {now}, but earlier steps or other "
-            f"groups collect {before}. collect= must return the same columns, each of one kind, in all steps of an "
-            "experiment"
+            f"step {refused.step} of group {group!r} is not committed, because its collected values are {now}, but "
+            f"those of earlier steps or other groups are {before}: let collect= return the same columns, each of one "
+            "kind, in all steps"
         )
     if refused.deaf:
         hearers = ", ".join(map(repr, refused.deaf))

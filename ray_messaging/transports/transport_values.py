@@ -58,7 +58,7 @@ DIRECTORY_CHANGES = (
 def fenced(name: str, epoch: int) -> Fenced:
     """Build the error for a reader or sender whose name a newer reader or sender has taken over."""
     return Fenced(
-        f"a newer messager has taken over {name!r}: close this messager. Its messages go to the newer one",
+        f"a newer messager has taken over the name {name!r}, and gets the messages of this name: close this messager",
         name=name,
         epoch=epoch,
     )

@@ -647,11 +647,13 @@ def test_a_plot_has_a_line_for_each_value(here, tmp_path):
     assert [*figure.axes[0].lines[0].get_xdata()] == [0.5, 1]
     by = study.plot("step", "knows", by="chance")
     assert [text.get_text() for text in by.axes[0].get_legend().get_texts()] == ["chance = 0.5", "chance = 1"]
-    with pytest.raises(ConfigError, match="'chanse' is not a parameter of the study, which has 'chance'"):
+    with pytest.raises(
+        ConfigError, match="x='chanse' is not a parameter of the study: write one of 'chance', or x='step'"
+    ):
         study.plot("chanse", "knows")
-    with pytest.raises(ConfigError, match="no run has the outcome 'nose': the study has 'knows'"):
+    with pytest.raises(ConfigError, match="no run has the outcome 'nose': write one of 'knows'"):
         study.plot("chance", "nose")
-    with pytest.raises(ConfigError, match="'nose' was not collected: the series has 'knows'"):
+    with pytest.raises(ConfigError, match="y='nose' was not collected: write one of 'knows'"):
         study.plot("step", "nose")
 
 

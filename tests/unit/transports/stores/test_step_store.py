@@ -167,7 +167,7 @@ async def test_a_group_that_has_not_joined(steps):
         await steps.take("a", Driver("t"), 1.0)
     with pytest.raises(UnknownName):
         await steps.leave("a")
-    with pytest.raises(Fenced, match="does not know this driver"):
+    with pytest.raises(Fenced, match="the server has lost the steps of group 'a'"):
         await steps.open("a", 1, 0)
 
 
