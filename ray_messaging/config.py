@@ -68,8 +68,8 @@ class _OurSettings(ModelMetaclass):
             if given:
                 names = list(self.model_fields)
                 raise ConfigError(
-                    f"{self.__name__} takes its settings by name, such as {self.__name__}({names[0]}=...): "
-                    f"{', '.join(names)}{self._unnamed}"
+                    f"{self.__name__} takes its settings by name, such as {self.__name__}({names[0]}=...). All "
+                    f"settings: {', '.join(names)}{self._unnamed}"
                 )
             return super().__call__(**fields)
 

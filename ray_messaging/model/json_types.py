@@ -101,7 +101,9 @@ class JsonTypes:
                 "'string'}"
             )
         if unknown := [key for key in node if key not in _KNOWN]:
-            raise ConfigError(f"{_schema_of(where)} has {unknown[0]!r}, which senders cannot check: leave it out")
+            raise ConfigError(
+                f"{_schema_of(where)} has the keyword {unknown[0]!r}, which senders cannot check: leave it out"
+            )
         if "$ref" in node:
             return self._of_reference(node["$ref"], where)
         if len(node.get("allOf", ())) == 1:

@@ -129,7 +129,8 @@ class RedisSteps:
         since = await self._link.script("join_steps", keys, [*self._of(group), int(again)])
         if since == -1:
             raise AlreadyExists(
-                f"group {group!r} is leaving, and must still close some steps: let it join again after these steps",
+                f"group {group!r} is leaving the steps, and has not ended its last step: let the group join again when "
+                "this step has ended",
                 kind="group",
                 value=group,
                 owner=None,

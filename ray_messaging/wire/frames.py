@@ -318,7 +318,7 @@ def decode(frame: bytes, *, checked: bool = False) -> Batch:
     """
     size = len(frame)
     if not _PREFIX.size <= size <= FRAME_LIMIT:
-        raise _invalid(f"it has {size} bytes, but a frame has {_PREFIX.size} to {FRAME_LIMIT} bytes")
+        raise _invalid(f"its size is {size} bytes, but a frame has {_PREFIX.size} to {FRAME_LIMIT} bytes")
     magic, version, checksum, header_length = _PREFIX.unpack_from(frame)
     at = _PREFIX.size + header_length
     view = memoryview(frame)

@@ -263,9 +263,7 @@ def _texts(array: NDArray[Any]) -> list[str]:
             raise InvalidColumns(f"strings of the shape {array.shape} cannot be sent: use (n,)")
         kinds = [{*map(type, np.ravel(row).tolist())} for row in array]
         row = next((row for row, found in enumerate(kinds) if len(found) > 1 or found != kinds[0]), 0)
-        raise InvalidColumns(
-            f"row {row} has {short_repr(array[row].tolist())}: use vectors of one type of numbers", row=row
-        )
+        raise _unlike_vectors(row, array.tolist())
     texts: list[Any] = array.tolist()
     if {*map(type, texts)} <= {str}:
         return [*map(_whole, range(len(texts)), texts)] if _broken(texts) else texts
@@ -289,13 +287,20 @@ def _texts(array: NDArray[Any]) -> list[str]:
     if all(isinstance(found, list | tuple) for found in texts):
         forms = [(len(found), _kinds(found)) for found in texts]
         row = next((row for row, form in enumerate(forms) if len(form[1]) > 1 or form != forms[0]), 0)
-        text = f"row {row} has {short_repr(texts[row])}: use vectors of one type of numbers, and of one length"
-        raise InvalidColumns(text, row=row)
+        raise _unlike_vectors(row, texts)
     row = next((row for row, found in enumerate(texts) if type(found) is not type(texts[0])), 0)
     found, before = texts[row], f" and row 0 has {short_repr(texts[0])}" if row else ""
     dates = _DATES if isinstance(found, date | time | timedelta) else ""
     raise InvalidColumns(
         f"row {row} has {short_repr(found)} ({type(found).__name__}){before}: use one type, {_TYPES}{dates}", row=row
+    )
+
+
+def _unlike_vectors(row: int, vectors: list[Any]) -> InvalidColumns:
+    before = f", but row 0 has {short_repr(vectors[0])}" if row else ""
+    return InvalidColumns(
+        f"row {row} has {short_repr(vectors[row])}{before}: use vectors of one type of numbers, and of one length",
+        row=row,
     )
 
 
