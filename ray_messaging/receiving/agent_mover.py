@@ -67,7 +67,10 @@ def check_leaving(agents: AgentSet, record: MailboxRecord, target: str | None) -
     if target == record.mailbox and agents:
         agent = next(iter(agents))
         raise AlreadyExists(
-            f"agent {agent!r} is in group {target!r} already: leave it out", kind="agent", value=agent, owner=target
+            f"agent {agent!r} is in group {target!r} already: leave this agent out",
+            kind="agent",
+            value=agent,
+            owner=target,
         )
     missing = agents - record.agents()
     if missing:

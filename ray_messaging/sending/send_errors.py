@@ -112,13 +112,16 @@ def behind() -> TransactionError:
 def taken_over() -> OutcomeUnknown:
     """Build the error for messages that were being sent when another messager took over the name."""
     return OutcomeUnknown(
-        "another messager took over this name, or the server lost the name, while these messages were on their way"
+        "another messager took over the name of this messager, or the server lost the name, while these messages were "
+        "being sent: check whether the messages have arrived, or send them again by a new messager"
     )
 
 
 def cut_off(why: Exception) -> OutcomeUnknown:
     """Build the error for messages that were being sent when sending stopped."""
-    return OutcomeUnknown(f"these messages were on their way when sending stopped ({why})")
+    return OutcomeUnknown(
+        f"sending stopped while these messages were being sent ({why}): check whether the messages have arrived"
+    )
 
 
 def unknown(cause: Exception) -> OutcomeUnknown:
