@@ -598,7 +598,7 @@ def test_a_temporary_folder_ends_with_its_study(here):
         ({"on_existing": "keep"}, "on_existing='keep'"),
         ({"replicates": 0}, "replicates=0"),
         ({"outcomes": 7}, "outcomes= has 7"),
-        ({"outcomes": {"n": 7}}, "outcomes= has 'n': 7"),
+        ({"outcomes": {"n": 7}}, "outcomes= has 7 under 'n': write a function"),
         ({"outcomes": [{"n": len}, {"n": len}]}, "two outcomes have the name 'n'"),
         ({"outcomes": [Mean("n"), {"n": len}]}, "two outcomes have the name 'n'"),
         ({"outcomes": Mean("a"), "collect": lambda me: {}}, "a run collects either"),
