@@ -65,7 +65,7 @@ class StateChanges(NamedTuple):
 def other_run(exp_id: str, epoch: int) -> Fenced:
     """Build the error for a start whose experiment a later start has taken over."""
     return Fenced(
-        f"experiment {exp_id!r} was started again, or its server was emptied, so this earlier start can no longer send "
+        f"experiment {exp_id!r} was started anew, or its server was flushed, so this earlier start can no longer send "
         "or receive: shut this start down. To go on, start the experiment again, or use another exp_id",
         name=exp_id,
         epoch=epoch,

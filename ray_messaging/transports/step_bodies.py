@@ -163,7 +163,7 @@ class StepBodies:
         if missing and await self.dropped() < step:
             shard = next(iter(missing.values()))
             raise BodyLost(
-                f"{box_in_words(box)} are lost, because shard {shard} at {self.links[shard].where} was emptied, "
+                f"{box_in_words(box)} are lost, because shard {shard} at {self.links[shard].where} was flushed, "
                 "restored "
                 "from older data, or killed before it wrote to its disk: start the experiment anew. With the setting "
                 "`appendfsync always`, a shard that is killed loses nothing",

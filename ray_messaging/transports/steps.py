@@ -567,7 +567,7 @@ def _not_ours(has: int, group: str, attempt: int) -> Fenced:
     if has == 0:
         return overtaken(group, attempt)
     return Fenced(
-        f"the server has lost the steps of group {group!r}, because it was emptied, or restored from older data: end "
+        f"the server has lost the steps of group {group!r}, because it was flushed, or restored from older data: end "
         "this task, and start the experiment anew",
         name=group,
         epoch=attempt,

@@ -67,7 +67,7 @@ def fenced(name: str, epoch: int) -> Fenced:
 def lost(name: str, epoch: int) -> Fenced:
     """Build the error for a reader or sender whose data, or whose epoch, the server has lost."""
     return Fenced(
-        f"the server no longer knows the messager {name!r}, because the server was emptied, restored from older data "
+        f"the server no longer knows the messager {name!r}, because the server was flushed, restored from older data "
         f"or replaced, or {name!r} was removed or stood still for too long: close this messager, and open a new one. "
         "Messages that waited are lost, or are among the dead letters",
         name=name,

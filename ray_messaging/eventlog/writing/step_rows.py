@@ -266,7 +266,7 @@ class StepFeed:
     def _lost(self, box: str) -> LogError:
         where = self._reader.folder.where
         return LogError(
-            f"{box_in_words(box)} of experiment {self._reader.exp_id!r} are lost, because the server was emptied, or "
+            f"{box_in_words(box)} of experiment {self._reader.exp_id!r} are lost, because the server was flushed, or "
             f"restored from older data, so the log in {where!r} ends before that step: shut the experiment down, and "
             "start it anew by on_existing='reset', or in a new folder",
             path=where,
