@@ -215,7 +215,7 @@ def _formed(kind: type, parts: Any, place: Place) -> Any:  # noqa: ANN401 - as a
     if kind is tuple or type(parts) is not list:
         return _form(parts, place)
     if kind is dict:
-        name = f"a key of {shown(place)}"
+        name: Place = f"a key of {shown(place)}"
         places = chain.from_iterable((name, (place, key)) for key in parts[::2])
         return [*map(_form, parts, places)]
     return [_form(part, place) for part in parts]
