@@ -68,8 +68,8 @@ class _OurSettings(ModelMetaclass):
             if given:
                 names = list(self.model_fields)
                 raise ConfigError(
-                    f"{self.__name__} takes its settings by name, such as {self.__name__}({names[0]}=...): "
-                    f"{', '.join(names)}{self._unnamed}"
+                    f"{self.__name__} takes its settings by name, such as {self.__name__}({names[0]}=...). All "
+                    f"settings: {', '.join(names)}{self._unnamed}"
                 )
             return super().__call__(**fields)
 
@@ -450,15 +450,17 @@ class RedisConfig(ServerConfig):
         try:
             parts = urlsplit(url)
         except ValueError:
-            raise ConfigError("invalid server address: write redis://[user:password@]host:port/db") from None
+            raise ConfigError(f"{_INVALID}: write redis://[user:password@]host:port/db") from None
         if parts.scheme not in {"redis", "rediss", "unix"}:
             raise ConfigError(
-                f"invalid server address, its scheme is {parts.scheme!r}: "
-                "write redis://host:port/db, rediss://host:port/db, unix:///path, redis+sentinel:// or redis+cluster://"
+                f"the server address has the scheme {parts.scheme!r}: write redis://host:port/db, "
+                "rediss://host:port/db, unix:///path, redis+sentinel:// or redis+cluster://"
             )
         query = _query_of(parts.query)
         if "shards" in query:
-            raise ConfigError("invalid server address: shards= needs a cluster, redis+cluster://host:port,host:port")
+            raise ConfigError(
+                "the server address has shards=, which needs a cluster: write redis+cluster://host:port,host:port"
+            )
         db = query.get("db", "0") if parts.scheme == "unix" else (parts.path.strip("/") or query.get("db", "0"))
         # If a # or ? in the password is not escaped, the rest of the URL is parsed as a fragment or as options.
         more = parts.fragment or query.keys() - {"db", "allow_eviction"}
@@ -475,7 +477,7 @@ class RedisConfig(ServerConfig):
         except (ValidationError, ValueError):
             # The cause is left out, because it would show the password.
             raise ConfigError(
-                "invalid server address: write redis://[user:password@]host[:port][/db][?allow_eviction=1], where "
+                f"{_INVALID}: write redis://[user:password@]host[:port][/db][?allow_eviction=1], where "
                 "port (up to 65535) and db are numbers, and / @ : ? # in the password are %2F %40 %3A %3F %23"
             ) from None
 
@@ -492,8 +494,8 @@ class RedisConfig(ServerConfig):
             return cls(**config.model_dump() | fields)
         except ValidationError:
             raise ConfigError(
-                "invalid addresses of Sentinels: write redis+sentinel://[user:password@]host:port,host:port/service, "
-                "with the name of their `sentinel monitor` line as service"
+                f"{_INVALID}: for Sentinels write redis+sentinel://[user:password@]host:port,host:port/service, where "
+                "service is the name in their `sentinel monitor` line"
             ) from None
 
     @classmethod
@@ -511,7 +513,7 @@ class RedisConfig(ServerConfig):
             return cls(**config.model_dump() | fields)
         except ValidationError:
             raise ConfigError(
-                "invalid addresses of a cluster: write redis+cluster://[user:password@]host:port,host:port?shards=8 "
+                f"{_INVALID}: for a cluster write redis+cluster://[user:password@]host:port,host:port?shards=8 "
                 f"with some of the cluster's nodes, where shards is 1 to {SHARDS}. The only database of a cluster is 0"
             ) from None
 
@@ -567,6 +569,9 @@ class ShardsConfig(ServerConfig):
     def without_passwords(self) -> "ShardsConfig":
         """Return a copy without the passwords."""
         return self.model_copy(update={"servers": tuple(each.without_passwords() for each in self.servers)})
+
+
+_INVALID = "the server address (not shown, because it may have a password) is invalid"
 
 
 def _query_of(text: str) -> dict[str, str]:

@@ -121,7 +121,8 @@ class Message(msgspec.Struct, eq=False, gc=False):
 
     def _no_json(self, error: Exception) -> FrameError:
         return FrameError(
-            f"the payload of message {self.id} on {self.channel} is not JSON ({error}): read message.data"
+            f"the payload of message {self.id} on {self.channel} is not JSON ({error}): read the bytes of the payload "
+            "from message.data"
         )
 
     @property

@@ -436,7 +436,9 @@ def _retry_after(error: Any) -> float | None:  # noqa: ANN401 - an error of the 
 
 def _checked_url(url: object) -> str:
     if not is_http_address(url):  # the error does not quote the URL, which may hold a password
-        raise ConfigError("base_url is not an address of an endpoint: write http(s)://host:port/v1")
+        raise ConfigError(
+            "base_url= (not shown, because it may have a password) is not the address of an endpoint: write http(s)://host:port/v1"
+        )
     return str(url)
 
 
@@ -445,5 +447,5 @@ def _checked_key(key: str | pydantic.SecretStr | None) -> pydantic.SecretStr | N
         return None
     secret = key if isinstance(key, pydantic.SecretStr) else pydantic.SecretStr(key if isinstance(key, str) else "")
     if not re.fullmatch(r"[\x21-\x7e]+", secret.get_secret_value()):
-        raise ConfigError(f"api_key must be a str without blanks; leave it out to use {_KEY}")
+        raise ConfigError(f"api_key= must be a str without blanks, or left out: then {_KEY} is used")
     return secret

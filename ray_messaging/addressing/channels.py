@@ -224,9 +224,12 @@ def parse_channel(exp_id: str, channel: object) -> Address:
     if not isinstance(channel, str):
         raise no_channel(channel)
     if len(channel) > 6 * NAME_LENGTH or not channel or _CONTROL.search(channel):
-        long = f"it has {len(channel):,} characters, and may have at most {6 * NAME_LENGTH:,}"
-        why = "it is empty" if not channel else "it has control characters" if _CONTROL.search(channel) else long
-        raise InvalidAddress(f"channel {channel[:80]!r} cannot be used: {why}", value=channel)
+        why = f"has {len(channel):,} characters, but the limit is {6 * NAME_LENGTH:,}: use a shorter name"
+        if not channel:
+            why = "is empty: write the name of a channel"
+        elif _CONTROL.search(channel):
+            why = "has control characters: remove these characters"
+        raise InvalidAddress(f"channel {channel[:80]!r} {why}", value=channel)
     if is_glob(channel):
         raise InvalidAddress(
             f"channel {channel!r} is a pattern, which is only for subscribing: send to one channel", value=channel

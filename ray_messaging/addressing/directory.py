@@ -224,8 +224,7 @@ def decode_agents(data: bytes) -> AgentSet:
         return msgspec.msgpack.decode(data, type=Claim).agents()
     except (msgspec.MsgspecError, ValueError, RecursionError) as error:
         raise FrameError(
-            f"a set of agents on the server cannot be read ({error}): do all processes use the same version of "
-            "ray_messaging?"
+            f"a set of agents on the server cannot be read ({error}): use one version of ray_messaging in all processes"
         ) from error
 
 
@@ -267,11 +266,11 @@ def decode_record(data: bytes) -> MailboxRecord:
         for claims in (record.claims, *(part for change in record.changes for part in (change.came, change.went))):
             for claim in claims:
                 np.frombuffer(claim.ints, "<i8")
-        check_name("mailbox", record.mailbox)
+        check_name("its mailbox", record.mailbox)
     except (msgspec.MsgspecError, ValueError, RecursionError) as error:
         raise FrameError(
-            f"a mailbox's record on the server cannot be read ({error}): do all processes use the same version of "
-            "ray_messaging?"
+            f"a mailbox's record on the server cannot be read ({error}): use one version of ray_messaging in all "
+            "processes"
         ) from error
     if record.frame_rows < 1 or record.frame_bytes < 1:  # with such limits, no frame would be small enough
         raise FrameError(

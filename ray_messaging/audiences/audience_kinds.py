@@ -132,4 +132,4 @@ class Audiences:
                 f"audience {name!r} was removed: make it again by messaging.create_audience, or name another audience"
             )
         listed = ", ".join(map(repr, self.names()[:5])) or "none"
-        return f"there is no audience {name!r}; there are: {listed}. messaging.create_audience makes one"
+        return f"there is no audience {name!r}: make it by messaging.create_audience, or name one that exists: {listed}"

@@ -51,7 +51,7 @@ def kept_places(kept: bytes, pairs: int) -> NDArray[np.intp]:
             return gathered(bounds[::2], steps[1::2])
     raise FrameError(
         "a frame (a batch of messages) on the server lists pairs of sender and hearer that its messages do not have: "
-        "find the program that wrote it"
+        "find the program that wrote this frame"
     )
 
 
@@ -165,9 +165,9 @@ def _other_pairs(broadcasts: Batch, found: int) -> FrameError:
     assert broadcasts.extension.audience is not None
     name, version = broadcasts.extension.audience
     return FrameError(
-        f"the frame has messages for {broadcasts.messages:,} pairs of audience {name!r}, but the files of its "
-        f"version {version} give {found:,} pairs for the same agents: these files are not the ones that the sender "
-        "used. Restore the right files, or make the audience again by messaging.create_audience"
+        f"this process has other files of audience {name!r} (version {version}) than the sender of a broadcast: the "
+        f"sender's files give {broadcasts.messages:,} pairs of sender and hearer, and the files here {found:,}. "
+        "Restore the sender's files, or make the audience again by messaging.create_audience"
     )
 
 

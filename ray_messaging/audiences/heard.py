@@ -143,7 +143,8 @@ class Heard:
         if values.dtype.kind not in "biuf" or values.ndim > _VECTORS:
             example = repr(values[0])[:50] if len(values) else values.dtype
             raise InvalidColumns(
-                f"column {name!r} does not have numbers, but values such as {example}: use column({name!r})",
+                f"column {name!r} has values such as {example}, but sums, means and extremes need numbers: read the "
+                f"values by column({name!r})",
                 column=name,
             )
         if values.ndim == _VECTORS:

@@ -81,7 +81,10 @@ def _ban(make: Callable[[Rule, int], Rule], kind: str) -> Callable[[str], Rule]:
     def build(argument: str) -> Rule:
         after, _, check = argument.partition(":")
         if not check.strip():
-            raise ConfigError(f"'{kind}:{argument}': name the rule that finds violations: {kind}:3:max-length:500")
+            raise ConfigError(
+                f"the rule '{kind}:{argument}' does not say which messages are violations: add a rule that finds them, "
+                f"such as {kind}:3:max-length:500"
+            )
         return make(parse_rule(check.strip()), _settings(kind, after, {"after": int}, bare="after")["after"])
 
     return build
@@ -103,18 +106,21 @@ def _settings(
         if bare is not None and place == 0 and not equals:
             key, value = bare, part
         if key not in known:
-            raise ConfigError(f"{kind}: cannot read {part.strip()!r}: write {KNOWN[kind].example}")
+            raise ConfigError(
+                f"cannot read {part.strip()!r} in the rule {f'{kind}:{text}'!r}: write {KNOWN[kind].example}"
+            )
         if key in settings:
-            raise ConfigError(f"{kind}: {key} is given twice: write {KNOWN[kind].example}")
+            raise ConfigError(f"the rule {f'{kind}:{text}'!r} has {key!r} twice: write {KNOWN[kind].example}")
         try:
             settings[key] = known[key](value.strip())
         except ValueError as error:
             expected = "a whole number" if known[key] is int else "a number"
             raise ConfigError(
-                f"{kind}: {key} is {value.strip()!r}, which is not {expected}: write {KNOWN[kind].example}"
+                f"the rule {f'{kind}:{text}'!r} has {key}={value.strip()!r}, which is not {expected}: write "
+                f"{KNOWN[kind].example}"
             ) from error
     if bare is not None and bare not in settings:
-        raise ConfigError(f"{kind}: {bare} is missing: write {KNOWN[kind].example}")
+        raise ConfigError(f"the rule {f'{kind}:{text}'!r} lacks {bare!r}: write {KNOWN[kind].example}")
     return settings
 
 
@@ -125,9 +131,10 @@ def _pairs(kind: str, argument: str) -> list[Pair]:
 def _pair(text: str, kind: str) -> Pair:
     sides = text.split(ARROW if ARROW in text else "-")
     if len(sides) != 2 or not all(side.strip() for side in sides):
+        pairs = "1-2" if kind == "allow-graph" else "1-2, 1-* or *-2"
         raise ConfigError(
-            f"{kind}: cannot read {text!r} as a pair of agents: write 1-2, 1-* or *-2; for ids that contain a -, "
-            f"write A{ARROW}B, in quotes if a shell reads it"
+            f"the rule {kind!r} has {text!r}, which is not a pair of agents: write {pairs}; for ids that contain a "
+            f"hyphen, write 'A{ARROW}B', with the quotes in a shell"
         )
     return _side(sides[0]), _side(sides[1])
 

@@ -20,8 +20,8 @@ PLAIN_WIDTH = 200  # the width of tables, in columns, if the output is not a ter
 def check_file(file: Path | None, advice: str) -> None:
     """Raise ConfigError if a file cannot be created. Commands call this before they start anything."""
     if file is not None and (file.is_dir() or not file.absolute().parent.is_dir()):
-        reason = "it is a folder" if file.is_dir() else "its folder does not exist"
-        raise ConfigError(f"cannot write {str(file)!r}: {reason}; {advice}")
+        reason = "it is a folder:" if file.is_dir() else "its folder does not exist: create the folder, or"
+        raise ConfigError(f"cannot write {str(file)!r}, because {reason} {advice}")
 
 
 def print_json(*lines: bytes) -> None:

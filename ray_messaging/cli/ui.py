@@ -97,8 +97,8 @@ def ui(
 
     if seats and (target is None or model is not None or beside is not None or control or token):
         raise ConfigError(
-            "--seats serves the seats of a running experiment, by links that have their tokens: name the experiment, "
-            "without --model, --beside, --control and --token"
+            "--seats shows pages on which people answer for agents of a running experiment: name the experiment, and "
+            "leave out --model, --beside, --control and --token"
         )
     bound = bind(Place(host, port, tuple(allow_host or ())), token=token or control)
     until = _stdin_closed() if of_process else None

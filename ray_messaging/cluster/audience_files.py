@@ -156,8 +156,8 @@ class AudienceMaker:
             facts = encode_facts(AudienceFacts(kind, edges.pairs, edges.digest.hex(), moved))
         if self._ask(self._interceptor.set_audience.remote(name, version, facts, since)) is None:
             raise ConfigError(
-                f"audience {name!r} has a version that this Ray cluster did not make: does another Ray cluster use "
-                "the same experiment?"
+                f"audience {name!r} has a version that this Ray cluster did not make: use the experiment from one Ray "
+                "cluster only"
             )
 
     def _ask(self, ref: Any) -> Any:  # noqa: ANN401 - an ObjectRef and its value

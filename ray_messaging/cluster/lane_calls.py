@@ -180,8 +180,8 @@ def parse_call(body: memoryview) -> tuple[Call, list[bytes]]:
         return _read_call(head), frames
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise FrameError(
-            f"a call over the group's socket cannot be read ({error}): do all processes use the same version of "
-            "ray_messaging?"
+            f"a call over the group's socket cannot be read ({error}): use one version of ray_messaging in all "
+            "processes"
         ) from error
 
 
@@ -192,21 +192,21 @@ def parts_of(body: bytes | memoryview) -> list[bytes]:
     """
     if len(body) < _COUNT.size:
         raise FrameError(
-            "a call over the group's socket has no table of the sizes of its parts: do all processes use the same "
-            "version of ray_messaging?"
+            "a call over the group's socket has no table of the sizes of its parts: use one version of ray_messaging "
+            "in all processes"
         )
     (count,) = _COUNT.unpack_from(body)
     at = _COUNT.size * (1 + count)
     if count < 1 or at > len(body):
         raise FrameError(
-            "a call over the group's socket was cut within the table of the sizes of its parts: do all processes "
-            "use the same version of ray_messaging?"
+            "a call over the group's socket was cut within the table of the sizes of its parts: use one version of "
+            "ray_messaging in all processes"
         )
     sizes = memoryview(body)[_COUNT.size : at].cast("I")
     if at + sum(sizes) != len(body):
         raise FrameError(
-            f"a call over the group's socket has {len(body)} bytes, but its parts have {at + sum(sizes)}: do all "
-            "processes use the same version of ray_messaging?"
+            f"a call over the group's socket has {len(body)} bytes, but its parts have {at + sum(sizes)}: use one "
+            "version of ray_messaging in all processes"
         )
     parts: list[bytes] = []
     for size in sizes:
@@ -243,8 +243,7 @@ def _read(decoder: msgspec.msgpack.Decoder[Header], header: bytes) -> Header:
         return decoder.decode(header)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise FrameError(
-            f"the answer of a group's actor cannot be read ({error}): do all processes use the same version of "
-            "ray_messaging?"
+            f"the answer of a group's actor cannot be read ({error}): use one version of ray_messaging in all processes"
         ) from error
 
 

@@ -87,7 +87,10 @@ def plan_move(asked: AgentSet, target: str, hosted: Mapping[str, AgentSet]) -> l
     if there:
         agent = next(iter(there))
         raise AlreadyExists(
-            f"agent {agent!r} is in group {target!r} already: leave it out", kind="agent", value=agent, owner=target
+            f"agent {agent!r} is in group {target!r} already: leave this agent out",
+            kind="agent",
+            value=agent,
+            owner=target,
         )
     moves = [AgentMove(asked & agents, name, target) for name, agents in hosted.items() if asked & agents]
     left = asked

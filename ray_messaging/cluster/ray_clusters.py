@@ -106,8 +106,8 @@ def _begin_ray() -> None:
         ray.init(address=address, include_dashboard=None if address else False, logging_level=logging.ERROR)
     except ConnectionError as error:
         raise ConfigError(
-            f"cannot join the Ray cluster at RAY_ADDRESS={address!r} ({error}): does that cluster run? If it requires "
-            "a token, set RAY_AUTH_MODE=token, and put the token into ~/.ray/auth_token"
+            f"cannot join the Ray cluster at RAY_ADDRESS={address!r} ({error}): check that this cluster runs. If it "
+            "requires a token, set RAY_AUTH_MODE=token, and put the token into ~/.ray/auth_token"
         ) from error
     except Exception as error:
         # If a process of Ray has not started after 30 s, Ray raises a bare Exception, or one of the other errors.

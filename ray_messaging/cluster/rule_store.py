@@ -183,8 +183,8 @@ def description(rule: Rule) -> dict[str, Any]:
 
 def _fenced(epoch: int) -> Fenced:
     return Fenced(
-        f"a newer interceptor judges the messages of this experiment (the epoch of this one is {epoch}), so this one "
-        "lets no message pass",
+        "a newer interceptor judges the messages of this experiment, so this older one lets no message pass: send "
+        "again",
         name=INTERCEPTOR,
         epoch=epoch,
     )

@@ -26,8 +26,8 @@ def sent(name: str, value: object, send: Callable[[Any], Any]) -> Any:  # noqa: 
         if (reason := unpicklable(value)) is None:
             raise
         raise ConfigError(
-            f"{name} cannot be sent to other processes: {reason}. Create it in the function that uses it, so that "
-            "each process has its own"
+            f"{name} cannot be sent to other processes: {reason}. Create this object in the function that uses "
+            "the object, so that each process has its own"
         ) from None
 
 

@@ -65,7 +65,7 @@ def check_picture(path: Path) -> None:
     """Raise InvalidQuery if the file name does not end in .png, .pdf or .svg."""
     if path.suffix.lower() not in _SUFFIXES:
         raise InvalidQuery(
-            f"cannot draw {str(path)!r}: name a file that ends in {', '.join(_SUFFIXES)}", field="path", value=path
+            f"cannot draw {str(path)!r}: name a file that ends in {' or '.join(_SUFFIXES)}", field="path", value=path
         )
 
 

@@ -67,8 +67,7 @@ class RuleSnapshot(msgspec.Struct, array_like=True, frozen=True):
             return tuple(map(_build, self.rules or ()))
         except (RuleError, InvalidAddress) as error:
             raise FrameError(
-                f"the rules that the interceptor sent cannot be used ({error}): do all processes use the same "
-                "version of ray_messaging?"
+                "the rules that the interceptor sent are invalid: use one version of ray_messaging in all processes"
             ) from error
 
 
@@ -123,8 +122,8 @@ def decode_snapshot_request(data: bytes | memoryview) -> SnapshotRequest:
         return _request.decode(data)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise FrameError(
-            f"a request for the interceptor's rules cannot be read ({error}): do all processes use the same version "
-            "of ray_messaging?"
+            f"a request for the interceptor's rules cannot be read ({error}): use one version of ray_messaging in all "
+            "processes"
         ) from error
 
 
@@ -134,17 +133,17 @@ def decode_snapshot(data: bytes) -> RuleSnapshot:
         snapshot = _snapshot.decode(data)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise FrameError(
-            f"the rules that the interceptor sent cannot be read ({error}): do all processes use the same version of "
-            "ray_messaging?"
+            f"the rules that the interceptor sent cannot be read ({error}): use one version of ray_messaging in all "
+            "processes"
         ) from error
     if snapshot.number and not MIN_SNAPSHOT_NUMBER <= snapshot.number < 2**62:
         raise FrameError(
             f"the rules that the interceptor sent cannot be read, because their version number {snapshot.number} is "
-            "not valid: do all processes use the same version of ray_messaging?"
+            "not valid: use one version of ray_messaging in all processes"
         )
     if snapshot.entries > MAX_ENTRIES:
         raise FrameError(
             f"the rules that the interceptor sent have {snapshot.entries} entries, but the limit is {MAX_ENTRIES}: "
-            "do all processes use the same version of ray_messaging?"
+            "use one version of ray_messaging in all processes"
         )
     return snapshot

@@ -167,17 +167,16 @@ def decode_verdicts(data: bytes) -> VerdictReply:
         verdicts = _decode(data)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise FrameError(
-            f"the interceptor's answer cannot be read ({error}): do all processes use the same version of "
-            "ray_messaging?"
+            f"the interceptor's answer cannot be read ({error}): use one version of ray_messaging in all processes"
         ) from error
     if not NOBODY <= verdicts.epoch < _EPOCHS:
         raise FrameError(
             f"the interceptor's answer cannot be read, because the number of the interceptor's start, "
-            f"{verdicts.epoch}, is not valid: do all processes use the same version of ray_messaging?"
+            f"{verdicts.epoch}, is not valid: use one version of ray_messaging in all processes"
         )
     if not 0 <= verdicts.snapshot < _EPOCHS:
         raise FrameError(
             f"the interceptor's answer cannot be read, because its version number of the rules, {verdicts.snapshot}, "
-            "is not valid: do all processes use the same version of ray_messaging?"
+            "is not valid: use one version of ray_messaging in all processes"
         )
     return verdicts

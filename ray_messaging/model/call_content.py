@@ -66,7 +66,9 @@ def by_content(function: Callable[P, R], /, *, sample: int | None = 1, uses: obj
     Raises: ConfigError if `sample` is neither None nor a whole number of at least 1.
     """
     if sample is not None and (isinstance(sample, bool) or not isinstance(sample, int) or sample < 1):
-        raise ConfigError(f"sample={sample!r} must be a number of answers, at least 1, or None to share no answers")
+        raise ConfigError(
+            f"sample={sample!r} must be a whole number of answers that are shared, at least 1, or None to share none"
+        )
     found = ByContent(function)
     found.sample, found.uses = sample, uses
     return found
@@ -97,18 +99,22 @@ def content_digest_of(
     try:
         code = teller.told(function, "")
         given = _Teller(lenient=False)
-        whole = [code, given.told([*args], "its arguments"), given.told(dict(kwargs), "its arguments")]
+        whole = [code, given.told([*args], "arguments"), given.told(dict(kwargs), "arguments")]
         return blake2b(_encode([*whole, given.told(uses, "uses=")]), digest_size=_DIGEST_BYTES).hexdigest()
     except RecursionError:
         raise _untold("", function) from None
 
 
 def _untold(place: str, value: object) -> ConfigError:
-    what = f"{place} {value}" if isinstance(value, str) else f"{place or 'its function'} is {short_repr(value)}"
+    why = f" {value}" if isinstance(value, str) else f" is {short_repr(value)}, which cannot be compared"
+    remedy = (
+        "name a value that stands for it, as in me.remember(by_content(function, uses='gpt-4o at example.org'), ...)"
+    )
+    if place.startswith(("arguments", "uses=")):
+        remedy = "pass plain values"
     return ConfigError(
-        f"Calls(store=) cannot tell what this call of me.remember depends on: {what}. Name a value that stands for it, "
-        "as in me.remember(by_content(function, uses='gpt-4o at example.org'), ...), or pass it as an argument of "
-        "plain values, or let equal calls share no answers: me.remember(by_content(function, sample=None), ...)"
+        f"Calls(store=) cannot tell whether calls of me.remember are equal, because {place or 'the function'}{why}: "
+        f"{remedy}. Or share no answers of the function, by by_content(function, sample=None)"
     )
 
 
@@ -183,7 +189,7 @@ class _Teller:
         used += [[each, self._global(outside[each], names, each)] for each in sorted(names & outside.keys())]
         used += [self._import(each, level, outside, names) for each, level in _imports_in(code)]
         used += [
-            [each, self.told(part, f"its '{name}.{each}'")]
+            [each, self.told(part, f"the function's '{name}.{each}'")]
             for each, part in sorted(vars(function).items())
             if not each.startswith("__")
         ]
@@ -201,7 +207,7 @@ class _Teller:
         """
         if (wrapped := getattr(function, "__wrapped__", None)) is None:
             return self._cells(function)
-        told, lenient = self.told(wrapped, f"its {function.__qualname__!r}"), self._lenient
+        told, lenient = self.told(wrapped, f"the function {function.__qualname__!r}"), self._lenient
         self._lenient = True
         try:
             return [told, *self._cells(function)]
@@ -210,7 +216,7 @@ class _Teller:
 
     def _cells(self, function: FunctionType) -> list[Any]:
         cells = zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)
-        return [[each, self._cell(cell, f"its {each!r}")] for each, cell in cells]
+        return [[each, self._cell(cell, f"the function's {each!r}")] for each, cell in cells]
 
     def _cell(self, cell: Any, place: str) -> Any:  # noqa: ANN401 - a cell of a closure
         try:
@@ -221,9 +227,11 @@ class _Teller:
 
     def _global(self, value: Any, names: set[str], name: str) -> Any:  # noqa: ANN401 - any global
         if not isinstance(value, ModuleType):
-            return self.told(value, f"its {name!r}")
+            return self.told(value, f"the function's {name!r}")
         if value.__name__ == "os" and (read := names & _ENVIRONMENT) and not self._lenient:
-            raise _untold(f"its 'os.{min(read)}'", "reads the environment, whose values the store does not know")
+            raise _untold(
+                f"the function's 'os.{min(read)}'", "reads the environment, whose values the store does not know"
+            )
         return self._once((value, frozenset(names)), lambda: self._module(value, names, name))
 
     def _module(self, module: ModuleType, names: set[str], name: str) -> list[Any]:
@@ -239,7 +247,7 @@ class _Teller:
             if own and isinstance(part, ModuleType):
                 found.append([each, self._global(part, names, each)])
             elif type(part) in (*_PLAIN, int) or own:
-                found.append([each, self.told(part, f"its '{name}.{each}'")])
+                found.append([each, self.told(part, f"the function's '{name}.{each}'")])
         return found
 
     def _import(self, name: str, level: int, outside: Mapping[str, Any], names: set[str]) -> list[Any]:
@@ -274,7 +282,7 @@ class _Teller:
 
     def _members_of(self, kind: Any, parts: Mapping[str, Any]) -> list[Any]:  # noqa: ANN401 - a class
         return [
-            [name, self._attribute(part, f"its '{kind.__qualname__}.{name}'")]
+            [name, self._attribute(part, f"the function's '{kind.__qualname__}.{name}'")]
             for name, part in sorted(parts.items())
             if _counts(name, part)
         ]
@@ -290,7 +298,11 @@ class _Teller:
 
     def _object(self, value: Any, kind: Any, place: str) -> Any:  # noqa: ANN401 - any other object
         if isinstance(value, Method):
-            of = self.told(type(value.__self__), place) if self._lenient else self.told(value.__self__, "its object")
+            of = (
+                self.told(type(value.__self__), place)
+                if self._lenient
+                else self.told(value.__self__, "the method's object")
+            )
             return ["method", self.told(value.__func__, place), of]
         if isinstance(value, partial):
             parts = (value.func, value.args, value.keywords)
@@ -338,7 +350,7 @@ class _Teller:
         ]
         if not hasattr(value, "__dict__") and not slots:
             raise _untold(place, value)
-        inner = "its object" if place == "its object" else place or "its object"
+        inner = place or "the object"
         parts = sorted([*getattr(value, "__dict__", {}).items(), *slots], key=lambda part: part[0])
         named = [[name, self.told(part, f"{inner}.{name}")] for name, part in parts]
         return ["object", told, named, self._inherited(value, kind, place)]

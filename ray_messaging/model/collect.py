@@ -72,7 +72,7 @@ def chosen_agents(collect: Any) -> Sequence[AgentSet]:  # noqa: ANN401 - any arg
 def check_collect(collect: object, every: object) -> None:
     """Raise ConfigError unless the arguments `collect` and `collect_every` of a run are valid."""
     if isinstance(every, bool) or not isinstance(every, int) or every < 1:
-        raise ConfigError(f"collect_every={every!r} must be a number of steps, at least 1")
+        raise ConfigError(f"collect_every={every!r} must be a whole number of steps, at least 1")
     parts = collect if isinstance(collect, list | tuple) else [collect]
     listed: list[object] = []
     for part in parts:
@@ -114,7 +114,9 @@ def check_chosen(collect: object, agents: AgentSet) -> None:
         if len(strangers := chosen - agents):
             named = ", ".join(map(repr, [*strangers][:5]))
             more = ", ..." if len(strangers) > 5 else ""
-            raise ConfigError(f"collect=Of(...) names {named}{more}: no agents of this run have these ids")
+            raise ConfigError(
+                f"collect=Of(...) names agents that this run does not have, {named}{more}: name agents of the run"
+            )
 
 
 def _is_number(value: object) -> bool:

@@ -237,7 +237,7 @@ def _dict_of(payload: object) -> dict[str, Any]:
     if not isinstance(payload, Msg):
         raise InvalidPayload(
             "a payload must be a dict, a Msg, a dataclass, a msgspec.Struct or a pydantic model, and not a "
-            f"{type(payload).__name__}: wrap it, as in {{'content': ...}}"
+            f"{type(payload).__name__}: put the value into a dict, as in {{'content': ...}}"
         )
     kind = type(payload)
     if kind is not Msg:

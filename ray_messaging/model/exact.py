@@ -163,7 +163,10 @@ def _whole(value: Any, place: str) -> Any:  # noqa: ANN401 - any value
         form = _form(value, place)
         _encode(form)
     except RecursionError as error:
-        raise InvalidPayload(f"{place} is nested too deeply, or contains itself") from error
+        raise InvalidPayload(
+            f"{place} cannot be stored, because its dicts and lists are nested too deeply or contain themselves: make "
+            "it flat"
+        ) from error
     return form
 
 
@@ -192,8 +195,8 @@ def _form(value: Any, place: Place) -> Any:  # noqa: ANN401 - any part of a valu
     parts = None if form is None else form.parts(value)
     if form is None or parts is None:
         raise InvalidPayload(
-            f"{shown(place)} is {short_repr(value)}, of type {kind.__name__}, which would not be equal when it is "
-            f"read back: {_advice(value)}. These types can be kept: {KEPT}"
+            f"{shown(place)} is {short_repr(value)}, and objects of type {kind.__name__!r} cannot be stored: "
+            f"{_advice(value)}. What can be stored: {KEPT}"
         )
     try:
         return Ext(form.code, _encode(_formed(kind, parts, place)))
@@ -212,7 +215,8 @@ def _formed(kind: type, parts: Any, place: Place) -> Any:  # noqa: ANN401 - the 
     if kind is tuple or type(parts) is not list:
         return _form(parts, place)
     if kind is dict:
-        places = chain.from_iterable((place, (place, key)) for key in parts[::2])
+        name: Place = f"a key of {shown(place)}"
+        places = chain.from_iterable((name, (place, key)) for key in parts[::2])
         return [*map(_form, parts, places)]
     return [_form(part, place) for part in parts]
 

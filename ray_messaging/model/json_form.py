@@ -122,7 +122,9 @@ def json_form(payload: Any) -> Any:  # noqa: ANN401 - any payload
     try:
         return _form(payload, "payload")
     except RecursionError as error:
-        raise InvalidPayload(f"{_PREFIX}it is nested too deeply, or contains itself") from error
+        raise InvalidPayload(
+            f"{_PREFIX}its dicts and lists are nested too deeply or contain themselves: make it flat"
+        ) from error
 
 
 def _form(value: Any, place: Place) -> Any:  # noqa: ANN401 - any part of a payload

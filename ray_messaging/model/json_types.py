@@ -85,7 +85,10 @@ class JsonTypes:
     def _name(self, reference: object) -> str:
         name = str(reference).removeprefix("#/$defs/")
         if name not in self._defs:
-            raise ConfigError(f"a schema refers to {reference!r}, which it does not define: use #/$defs/...")
+            raise ConfigError(
+                f"a schema does not define {reference!r}, to which it refers: write '#/$defs/NAME', and define NAME in "
+                "$defs"
+            )
         return name
 
     def type_of(self, node: object, where: str) -> Any:  # noqa: ANN401 - a type
@@ -98,7 +101,9 @@ class JsonTypes:
                 "'string'}"
             )
         if unknown := [key for key in node if key not in _KNOWN]:
-            raise ConfigError(f"{_schema_of(where)} has {unknown[0]!r}, which senders cannot check: leave it out")
+            raise ConfigError(
+                f"{_schema_of(where)} has the keyword {unknown[0]!r}, which senders cannot check: leave it out"
+            )
         if "$ref" in node:
             return self._of_reference(node["$ref"], where)
         if len(node.get("allOf", ())) == 1:
@@ -204,7 +209,7 @@ def described(kind: Any) -> bytes:  # noqa: ANN401 - a type, or a JSON Schema
     except ConfigError:
         raise
     except Exception as error:
-        why = str(error).partition("\n")[0]  # the lines after the first one are for authors of types
+        why = str(error).partition("\n")[0].partition(". ")[0]  # the rest is advice for authors of types
         raise ConfigError(
             f"{kind!r} has no JSON Schema ({why}): give a pydantic model, a Struct or a dataclass"
         ) from error

@@ -6,8 +6,8 @@ from ray_messaging.errors import InvalidPayload
 Place = str | tuple["Place", object]  # the name of the whole value, or (the container's place, an index or key)
 NOTHING = type(None)
 NOT_UNICODE = (
-    "is not valid Unicode: it contains half of a character (a lone surrogate). The str may have been cut within a "
-    "character. text.encode(errors='replace').decode() replaces it"
+    "is not valid Unicode: it contains half of a character (a lone surrogate). Cut strs only between characters, "
+    "or replace the half by text.encode(errors='replace').decode()"
 )
 
 

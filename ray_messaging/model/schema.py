@@ -89,7 +89,7 @@ class Schema:
         fitting = [each for each in choices if _holds(types, each, kind)]
         if not fitting:
             expected = " or ".join(dict.fromkeys(str(each.get("type", "another value")) for each in choices))
-            return f"a column of {kind} has another type than {expected}", None
+            return f"the values are of type {kind}, but the schema allows only {expected}", None
         bound = all(_is_bound(types, each) for each in fitting)
         return "", built(lambda: types.type_of(node, name)) if bound else None
 

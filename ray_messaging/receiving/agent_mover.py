@@ -67,7 +67,10 @@ def check_leaving(agents: AgentSet, record: MailboxRecord, target: str | None) -
     if target == record.mailbox and agents:
         agent = next(iter(agents))
         raise AlreadyExists(
-            f"agent {agent!r} is in group {target!r} already: leave it out", kind="agent", value=agent, owner=target
+            f"agent {agent!r} is in group {target!r} already: leave this agent out",
+            kind="agent",
+            value=agent,
+            owner=target,
         )
     missing = agents - record.agents()
     if missing:
@@ -249,11 +252,11 @@ class AgentMover:
                 f"the mailbox of {self._target!r} has no room for the messages that wait: let group {self._target!r} "
                 "fetch"
             ),
-            MoveOutcome.LOG_FULL: "the event log does not keep up: wait until it does",
-        }.get(outcome, "groups are made and removed, or mailboxes fill faster than they are read: wait until that ends")
+            MoveOutcome.LOG_FULL: "the event log does not keep up: wait until the log has caught up",
+        }.get(outcome, "groups or mailboxes changed at each attempt: wait until they change less often")
         return self._failed(
-            f"agents could not leave group {self._source!r} within {timeout:g} s, and nothing has changed: {why}, then "
-            "try again"
+            f"agents could not leave group {self._source!r} within {timeout:g} s, because {why}, then try "
+            "again. No agent has moved"
         )
 
     def _failed(self, text: str) -> MoveFailed:

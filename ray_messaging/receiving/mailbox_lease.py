@@ -108,8 +108,8 @@ async def outlast(transport: "RedisTransport", mailbox: str, held: HeldMailbox, 
         if watched.is_over():
             return lease
     raise AlreadyExists(
-        f"mailbox {mailbox!r} belongs to {held.owner!r}, which is alive: choose another name, or close that owner. If "
-        f"the owner has died, wait {watched.lasts_s:g} s",
+        f"mailbox {mailbox!r} belongs to {held.owner!r}, which was alive less than {watched.lasts_s:g} s ago: choose "
+        f"another name, close {held.owner!r}, or, if {held.owner!r} has died since, try again in {watched.lasts_s:g} s",
         kind="group",
         value=mailbox,
         owner=held.owner,

@@ -339,7 +339,7 @@ class Subscription:
     def _report_unleft(self, commits: Commits, error: Exception) -> None:
         """Log that the mailbox could not be given up; raise an error if handled messages will be delivered again."""
         late = isinstance(error, TimeoutError)
-        why = f"it took longer than {_LEAVE_S:g} s (does the server run?)" if late else str(error)
+        why = f"the server gave no answer within {_LEAVE_S:g} s; check that the server runs" if late else str(error)
         if self._named and commits.unwritten:
             raise (Closed if isinstance(error, Closed) else TransitError)(
                 f"{self.name!r} was closed, and could not commit the messages that it fetched last, so the next "

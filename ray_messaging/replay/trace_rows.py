@@ -176,13 +176,10 @@ def _id_getter(noun: str, requested: Requested, keys: Mapping[str, Any]) -> Gett
 
 def _none_found(fields: Mapping[str, object], keys: Mapping[str, Any]) -> str:
     """Build the error text for missing fields: the expected names, the file's fields, and the options."""
-    missing = [
-        f"for the {noun}: expected one of {', '.join(FIELDS[noun][1])}, found {shown(keys)}; "
-        f"name yours by {FIELDS[noun][0]}_field (on the command line --{FIELDS[noun][0]})"
-        for noun, found in fields.items()
-        if found is None
-    ]
-    return "no field " + "; nor ".join(missing)
+    nouns = [noun for noun, found in fields.items() if found is None]
+    missing = ", ".join(f"the {noun} (such as {FIELDS[noun][1][0]!r})" for noun in nouns)
+    names, options = (", ".join(text.format(FIELDS[noun][0]) for noun in nouns) for text in ("{}_field=", "--{}"))
+    return f"no field for {missing} among {shown(keys)}: name your fields by {names} (on the command line {options})"
 
 
 def parse_time(raw: Any) -> float:  # noqa: ANN401 - a cell of a trace
@@ -221,8 +218,8 @@ def _check_no_date(raw: object, number: int) -> None:
     except ValueError:
         return
     raise RowError(
-        f"time {cut(str(raw))} may be a number, or {date}: write dates in ISO-8601 ({date}Z), and numbers in another "
-        "unit"
+        f"time {cut(str(raw))} may be a number, or the date {date}: write dates in ISO-8601 ({date}Z), and numbers in "
+        "another unit"
     )
 
 

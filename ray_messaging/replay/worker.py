@@ -253,11 +253,18 @@ class Worker:
             if first == (number % 2 == 0):
                 receipt = await self._messager.send_message(channel, {"round": number}, own, other)
                 if not receipt:
-                    raise MessagingError(f"a message for measuring the latency was not sent: {receipt!r}")
+                    why = "" if receipt.rule is None else f" by the rule {receipt.rule!r} ({receipt.reason})"
+                    raise MessagingError(
+                        f"a message from agent {own!r} to agent {other!r}, which measures the latency, is "
+                        f"{receipt.fate}{why}: use rules that let this message pass"
+                    )
                 continue
             messages = await self._messager.fetch_messages(timeout=PATIENCE_S)
             now = time.time()
             if not len(messages):
-                raise MessagingError(f"a message for measuring the latency did not arrive within {PATIENCE_S:g} s")
+                raise MessagingError(
+                    f"a message from agent {other!r} to agent {own!r}, which measures the latency, did not arrive "
+                    f"within {PATIENCE_S:g} s: look for an error of the other worker, then start again"
+                )
             found.append(now - messages[0].sent_at)
         return found

@@ -37,8 +37,8 @@ def refused(frame: OutboundFrame, why: FrameFate | SendStatus) -> MailboxFull | 
         )
     if why is FrameFate.FULL:
         return MailboxFull(
-            f"mailbox {frame.mailbox!r} stayed full, so these messages were not written there: its reader does not "
-            f"keep up. Fetch there, or raise MessagingConfig.mailbox_messages or mailbox_bytes{others}",
+            f"mailbox {frame.mailbox!r} stayed full, so these messages were not sent there: fetch the messages of this "
+            f"mailbox faster, or raise MessagingConfig.mailbox_messages or mailbox_bytes{others}",
             mailbox=frame.mailbox,
         )
     reason = (
@@ -47,8 +47,8 @@ def refused(frame: OutboundFrame, why: FrameFate | SendStatus) -> MailboxFull | 
     )
     if why is FrameFate.GONE:
         reason = (
-            f"the messages of mailbox {frame.mailbox!r} are gone from the server (was a key deleted, or evicted?). Its "
-            "messager will find that out and end: open it again"
+            f"the messages of mailbox {frame.mailbox!r} are gone from the server (was a key deleted, or evicted?), so "
+            "the messager of this mailbox will end: open it again"
         )
     elif why is SendStatus.STALE_DIRECTORY:
         reason = DIRECTORY_CHANGES
@@ -93,8 +93,8 @@ def fenced(sender: str, epoch: int) -> Fenced:
 def reader_fenced(conclusion: Conclusion) -> Fenced:
     """Build the error for a transaction whose mailbox has a newer reader, or is no longer on the server."""
     return Fenced(
-        f"a newer messager has taken over {conclusion.mailbox!r}, or removed it, or the server lost it, so nothing of "
-        "this transaction was done: close this messager. Its messages go to the newer one, if there is one",
+        f"mailbox {conclusion.mailbox!r} has a newer messager, or is gone from the server, so nothing of this "
+        "transaction was done: close this messager",
         name=conclusion.mailbox,
         epoch=conclusion.epoch,
     )
@@ -112,13 +112,16 @@ def behind() -> TransactionError:
 def taken_over() -> OutcomeUnknown:
     """Build the error for messages that were being sent when another messager took over the name."""
     return OutcomeUnknown(
-        "another messager took over this name, or the server lost the name, while these messages were on their way"
+        "another messager took over the name of this messager, or the server lost the name, while these messages were "
+        "being sent: check whether the messages have arrived, or send them again by a new messager"
     )
 
 
 def cut_off(why: Exception) -> OutcomeUnknown:
     """Build the error for messages that were being sent when sending stopped."""
-    return OutcomeUnknown(f"these messages were on their way when sending stopped ({why})")
+    return OutcomeUnknown(
+        f"sending stopped while these messages were being sent ({why}): check whether the messages have arrived"
+    )
 
 
 def unknown(cause: Exception) -> OutcomeUnknown:
@@ -135,8 +138,9 @@ def unknown(cause: Exception) -> OutcomeUnknown:
     if isinstance(cause, OutcomeUnknown):  # a new error would say less than the cause
         return cause
     error = OutcomeUnknown(
-        f"the server did not answer, so these messages may or may not have been sent ({cause}). They may still arrive "
-        "until this messager reaches the server again. Check whether they have arrived, or send them again"
+        f"the server did not answer, so these messages may or may not have been sent ({cause}). Check whether the "
+        "messages have arrived, or send them again. The first copies may still arrive until this messager reaches the "
+        "server again"
     )
     error.__cause__ = cause
     return error

@@ -352,8 +352,8 @@ class AttemptSender:
         except TransitError as error:
             raise StepAborted(
                 f"the commit of step {step} of group {self._group!r} got no answer, so the step may or may not be "
-                f"committed: {error}. The group's next driver finds out, and runs the step again only if it is not "
-                "committed",
+                f"committed: {error}. The next process of the group finds out, and runs the step again only if the "
+                "step is not committed",
                 step=step,
                 group=self._group,
             ) from error
@@ -363,24 +363,25 @@ def _not_closed(refused: Refused, group: str, closing: Closing) -> StepAborted |
     if refused.series:
         now, before = (shape_in_words(shape) for shape in (closing.series, refused.series))
         return ConfigError(
-            f"step {refused.step} of group {group!r} is not committed: it collects {now}, but earlier steps or other "
-            f"groups collect {before}. collect= must return the same columns, each of one kind, in all steps of an "
-            "experiment"
+            f"step {refused.step} of group {group!r} is not committed, because its collected values are {now}, but "
+            f"those of earlier steps or other groups are {before}: let collect= return the same columns, each of one "
+            "kind, in all steps"
         )
     if refused.deaf:
         hearers = ", ".join(map(repr, refused.deaf))
         return UndeclaredSend(
-            f"step {refused.step} of group {group!r} is not committed: it sends to {hearers}, but it was not declared "
-            f"that messages from {group!r} may go there. Declare this before the first step, or during a run with "
-            "at_step=: "
+            f"step {refused.step} of group {group!r} is not committed, because it has messages for {hearers}, and no "
+            f"call has declared that {refused.deaf[0]!r} hears {group!r}. Before the first step, or with at_step= "
+            "during "
+            "a run, call "
             f"messaging.steps.declare({{{refused.deaf[0]!r}: [{group!r}, ...]}})",
             step=refused.step,
             group=group,
             hearers=refused.deaf,
         )
     why = (
-        f"the server had acknowledged {closing.rows:,} of its messages, but now has only {refused.rows:,}. The "
-        "group's next driver runs the step again"
+        f"the server had acknowledged {closing.rows:,} messages of the step, but now has only {refused.rows:,}. The "
+        "group runs the step again"
     )
     return StepAborted(
         f"step {refused.step} of group {group!r} is not committed: {why}", step=refused.step, group=group

@@ -276,5 +276,5 @@ class CallGate:
 
 def _refusal(group: str, grant: Grant) -> MessagingError:
     if grant.spent:
-        return BudgetSpent("the budget of `Calls(budget=)` is spent")
-    return Closed(f"a later process has taken over group {group!r}, so this process can make no more calls")
+        return BudgetSpent("the budget of the calls is spent: to go on, resume the run with a larger Calls(budget=)")
+    return Closed(f"a later process runs group {group!r}, so this process can make no more calls: end this process")

@@ -272,10 +272,12 @@ class CallStore:
         )
         empty = database.execute("SELECT count(*) FROM sqlite_master").fetchone() == (0,)
         if not empty and (application, version) != (_APPLICATION, _VERSION):
-            what = f"version {version} of the format" if application == _APPLICATION else "a database of something else"
+            why = "is a database of another program"
+            if application == _APPLICATION:
+                why = f"has the format {version}, but this ray_messaging needs the format {_VERSION}"
             raise ConfigError(
-                f"the store of calls in {self.folder!r} cannot be used: {FILE} there is {what}, but this "
-                f"ray_messaging needs version {_VERSION}: pass another folder as store="
+                f"the store of calls in {self.folder!r} cannot be used, because its file {FILE!r} {why}: pass another "
+                "folder as store="
             )
         database.execute("PRAGMA journal_mode = WAL")
         # If a process is killed, no answer is lost. After a power cut the last answers may be missing.
@@ -294,8 +296,8 @@ class CallStore:
         except sqlite3.Error as error:
             if "not a database" in str(error) or "malformed" in str(error):
                 raise ConfigError(
-                    f"the store of calls in {self.folder!r} cannot be used: {FILE} there is damaged, or is not a "
-                    f"store ({error}): pass another folder as store="
+                    f"the store of calls in {self.folder!r} cannot be used, because its file {FILE!r} is damaged, or "
+                    f"is not a store ({error}): pass another folder as store="
                 ) from error
             raise self._unusable(error) from error
         except OSError as error:
@@ -303,8 +305,8 @@ class CallStore:
 
     def _unusable(self, error: Exception) -> LogError:
         return LogError(
-            f"the store of calls in {self.folder!r} cannot be read or written: {error}. Its answers are not lost: "
-            "free disk space, or give this process access, then start the run again",
+            f"the store of calls in {self.folder!r} cannot be read or written: {error}. Mend this, then start the run "
+            "again: no answer in the store is lost",
             path=self.folder,
         )
 

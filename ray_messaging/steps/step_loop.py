@@ -286,7 +286,7 @@ class StepLoop:
             if isinstance(again, Driven) and again.lease != found.lease:
                 raise AlreadyExists(
                     f"group {self._group!r} already has a driver, {again.driver.task!r}, and only one task at a time "
-                    "can drive a group: end that task, or leave the group to it",
+                    "can drive a group: end that task, or this one",
                     kind="driver",
                     value=self._group,
                     owner=again.driver.task,

@@ -87,8 +87,8 @@ def read_moves(frames: Iterable[bytes]) -> Mapping[str, NewPositions]:
             found.setdefault(frame.audience, []).append(NewPositions(ids, points.reshape(len(ids), frame.dimensions)))
         except (msgspec.MsgspecError, ValueError) as error:
             raise FrameError(
-                f"the new positions of agents cannot be read ({error}): do all processes use the same version of "
-                "ray_messaging?"
+                f"the new positions of agents cannot be read ({error}): use one version of ray_messaging in all "
+                "processes"
             ) from error
     return {name: _merged(name, parts) for name, parts in sorted(found.items())}
 

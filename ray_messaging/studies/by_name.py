@@ -67,8 +67,8 @@ def check_names(functions: Mapping[str, tuple[Callable[..., Any], int]], paramet
     for what, each in wanted.items():
         if unknown := sorted(each.needed - {*names, *GIVEN}):
             raise ConfigError(
-                f"{what}= takes {unknown[0]!r}, which is not a parameter of the study: parameters= has "
-                f"{', '.join(map(repr, names)) or 'none'}, and a function may take 'row', 'replicate' and 'seed', too"
+                f"the function {what}= takes {unknown[0]!r}, which is not a parameter of the study: add it to "
+                f"parameters=, or take {' or '.join(map(repr, [*names, *GIVEN]))} instead"
             )
     if any(each.any_name or ROW in each.names for each in wanted.values()):
         return

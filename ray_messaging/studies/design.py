@@ -41,7 +41,7 @@ def design_of(parameters: object, replicates: object, seed: int) -> list[Planned
     their parameters.
     """
     if isinstance(replicates, bool) or not isinstance(replicates, int | np.integer) or replicates < 1:
-        raise ConfigError(f"replicates={replicates!r} must be the number of runs of each row, at least 1")
+        raise ConfigError(f"replicates={replicates!r} must be a whole number of runs of each row, at least 1")
     rows = _checked(_rows_of(parameters))
     found = [*islice(_seeds(seed), int(replicates))]
     return [
@@ -60,7 +60,8 @@ def _rows_of(parameters: Any) -> list[Row]:  # noqa: ANN401 - as the user has wr
     if hasattr(parameters, "itertuples"):
         names = [*parameters.columns]
         if not parameters.columns.is_unique:
-            raise ConfigError(f"two columns of parameters= have the same name, among {names}: rename one")
+            twice = next(name for name in names if names.count(name) > 1)
+            raise ConfigError(f"two columns of parameters= have the name {twice!r}: rename one")
         return [dict(zip(names, row, strict=True)) for row in parameters.itertuples(index=False, name=None)]
     if isinstance(parameters, Mapping):
         levels = [_levels(name, values) for name, values in parameters.items()]
@@ -82,7 +83,7 @@ def _levels(name: object, values: Any) -> list[Any]:  # noqa: ANN401 - as the us
     found = [*values]
     if not found:
         raise ConfigError(
-            f"parameters={{{name!r}: []}} has no value, so the design has no row: give it at least one value"
+            f"the parameter {name!r} has no value in parameters=, so there is nothing to run: give at least one value"
         )
     return found
 

@@ -246,8 +246,8 @@ def _written(what: str) -> Iterator[None]:
         yield
     except OSError as error:
         raise LogError(
-            f"{what} cannot be written to a temporary file: {error}; free space there, or let the environment variable "
-            "TMPDIR name another folder",
+            f"{what} cannot be written to a temporary file: {error}. Let the environment variable TMPDIR name a folder "
+            "that exists and has free space",
             path=gettempdir(),
         ) from error
 

@@ -186,8 +186,8 @@ class Study:
                 continue
             if (theirs := by_row.get(_row_key(partner))) is None:
                 raise ConfigError(
-                    f"the runs of {row} have no runs to be compared with: no run has {partner}. Choose a base that "
-                    "the design has for all rows"
+                    f"the runs with {row} are to be compared with runs with {partner}, but the study has none: choose "
+                    "a base= for which each row has runs"
                 )
             first = {"first": self._first_message(runs, theirs)} if logs else {}
             found += [
@@ -210,12 +210,14 @@ class Study:
         Raises: ConfigError if the study keeps no logs, or has no such run; LogError if the log cannot be read.
         """
         if not self._record.get("options", {}).get("logs"):
-            raise ConfigError(f"the study in {self.folder!r} keeps no logs: batch_run(..., logs=True) keeps them")
+            raise ConfigError(f"the study in {self.folder!r} has no logs: make a study with batch_run(..., logs=True)")
         plain = {name: plain_value(value) for name, value in row.items()}
         for run in self._runs:
             if run.row == plain and run.replicate == replicate:
                 return self._log_of(run)
-        raise ConfigError(f"the study has no run with {plain} and replicate {replicate}")
+        raise ConfigError(
+            f"the study has no run with {plain} and replicate {replicate}: study.to_pandas() lists all runs"
+        )
 
     def _log_of(self, run: StoredRun) -> "EventLog":
         from ray_messaging.eventlog.event_log import EventLog  # noqa: PLC0415 - imports pandas, a third of a second
@@ -271,8 +273,8 @@ class Study:
         for name in (x, by):
             if name not in (None, STEP if name == x else None) and name not in self.parameters:
                 raise ConfigError(
-                    f"{name!r} is not a parameter of the study, which has {_names(self.parameters)}; x may be 'step', "
-                    "too"
+                    f"{'x' if name == x else 'by'}={name!r} is not a parameter of the study: write one of "
+                    f"{_names(self.parameters)}{', or x=' + repr(STEP) if name == x else ''}"
                 )
         for name in {*self.parameters} & {x, by}:
             levels = self._levels(name)
@@ -311,7 +313,7 @@ class Study:
                 )
             if name not in table.column_names:
                 known = [column for column in table.column_names if column != STEP]
-                raise ConfigError(f"{name!r} was not collected: the series has {_names(known)}")
+                raise ConfigError(f"y={name!r} was not collected: write one of {_names(known)}")
             for at, value in zip(table[STEP].to_pylist(), table[name].to_pylist(), strict=True):
                 if value is not None:
                     yield run, at, float(value)
@@ -335,11 +337,13 @@ class Study:
         for name, value in base.items():
             if name not in self.parameters:
                 raise ConfigError(
-                    f"base= has {name!r}, which is not a parameter: the study has {_names(self.parameters)}"
+                    f"base= has {name!r}, which is not a parameter of the study: write one of {_names(self.parameters)}"
                 )
             levels, plain = self._levels(name), plain_value(value)
             if not (equal := [level for level in levels if level == plain]):
-                raise ConfigError(f"no run has {name}={value!r}: the study has {', '.join(map(repr, levels[:20]))}")
+                raise ConfigError(
+                    f"no run has {name}={value!r}: write one of the values {', '.join(map(repr, levels[:20]))}"
+                )
             # The study's own value is returned, such as 1 for 1.0. If the study has several that are equal, such as
             # 0 and False, the one of the same type is returned.
             found[name] = next((level for level in equal if type(level) is type(plain)), equal[0])
@@ -355,9 +359,9 @@ class Study:
             if name not in self.outcomes:
                 failed = next((run.error for run in self._runs if run.error is not None), None)
                 why = f"; runs failed, the first by {failed}" if failed else ""
-                raise ConfigError(f"no run has the outcome {name!r}: the study has {_names(self.outcomes)}{why}")
+                raise ConfigError(f"no run has the outcome {name!r}: write one of {_names(self.outcomes)}{why}")
             if name not in self._numbers():
-                raise ConfigError(f"the outcome {name!r} is a str in some runs: only numbers have means")
+                raise ConfigError(f"the outcome {name!r} is a str in some runs, but means need numbers: choose another")
         return names
 
     def _summary(self, level: float, most: int | None = None) -> list[dict[str, Any]]:

@@ -51,7 +51,8 @@ def shared_steps_of(template: RunTemplate, design: Sequence[PlannedRun], step: A
         return None
     if isinstance(step, bool) or not isinstance(step, int) or step < 1:
         raise ConfigError(
-            f"vary_from={step!r} must be the step, at least 1, from which on the parameters in before= vary"
+            f"vary_from={step!r} must be the number of a step, at least 1: from this step on, the parameters in "
+            "before= vary"
         )
     if not isinstance(before, Mapping) or not before:
         raise ConfigError(
@@ -96,8 +97,8 @@ def outcomes_of(outcomes: Any) -> tuple[list[tuple[str, Callable[..., Any]]], li
             for name, function in each.items():
                 if not isinstance(name, str) or not callable(function):
                     raise ConfigError(
-                        f"outcomes= has {name!r}: {short_repr(function)}: write a name, and a function of the result, "
-                        "as {'steps': lambda result: result.steps}"
+                        f"outcomes= has {short_repr(function)} under {name!r}: write a function of the result under a "
+                        "name, as {'steps': lambda result: result.steps}"
                     )
                 functions.append((name, function))
         elif isinstance(each, Aggregate) or (isinstance(each, Of) and aggregates_of(each)):
@@ -106,8 +107,9 @@ def outcomes_of(outcomes: Any) -> tuple[list[tuple[str, Callable[..., Any]]], li
             functions.append(("", each))
         else:
             raise ConfigError(
-                f"outcomes= has {short_repr(each)}: write functions of the result by name, as {{'steps': "
-                "lambda result: result.steps}, a function that returns a dict, or an aggregate, as Mean('mood')"
+                f"outcomes= has {short_repr(each)}, which is no outcome: write functions of the result by name, as "
+                "{'steps': lambda result: result.steps}, a function that returns a dict, or an aggregate, as "
+                "Mean('mood')"
             )
     twice = [name for name, count in Counter(name for name, _ in functions if name).items() if count > 1]
     if twice:

@@ -211,7 +211,7 @@ class BoxReader:
             found = counted(self._frames, covers)
         if found is None:
             raise FrameError(
-                f"{box_in_words(self._box)} are missing on the server, which had confirmed them: "
-                "was it flushed, or restored from older data? Start the experiment anew"
+                f"{box_in_words(self._box)} are lost, because the server was flushed, or restored from older data: "
+                "start the experiment anew"
             )
         return found

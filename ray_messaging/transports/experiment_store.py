@@ -65,9 +65,8 @@ class StateChanges(NamedTuple):
 def other_run(exp_id: str, epoch: int) -> Fenced:
     """Build the error for a call of `Messaging.start` whose experiment a later call has taken over."""
     return Fenced(
-        f"experiment {exp_id!r} was started anew on its server, by another cluster or with on_existing='reset', or "
-        "the server was flushed: so this earlier start can no longer send or receive. Shut it down, then start the "
-        "experiment again, or one with another exp_id",
+        f"experiment {exp_id!r} was started anew, or its server was flushed, so this earlier start can no longer send "
+        "or receive: shut this start down. To go on, start the experiment again, or use another exp_id",
         name=exp_id,
         epoch=epoch,
     )
@@ -81,8 +80,9 @@ def check_format(exp_id: str, found: int) -> None:
     if found not in {0, FORMAT}:
         raise ConfigError(
             f"experiment {exp_id!r} has data of format {found} on its server, but this ray_messaging reads only "
-            f"format {FORMAT}: use another exp_id, go on with the version of ray_messaging that wrote them, or delete "
-            "them by Messaging.start(..., on_existing='reset')"
+            f"format {FORMAT}: use another exp_id, go on with the version of ray_messaging that wrote the data, or "
+            "delete "
+            "the data by Messaging.start(..., on_existing='reset')"
         )
 
 

@@ -250,8 +250,10 @@ class RedisLog:
     async def _under_epoch(self, script: str, keys: Sequence[str], args: Sequence[Any]) -> None:
         if await self.link.script(script, keys, args) == 0:
             raise Fenced(
-                "a newer writer has the event log, or the log was closed, or the server lost its data: stop this "
-                "writer, and open the log again unless a newer writer runs",
+                "the server does not take entries of the event log from this writer any more, because a newer writer "
+                "has "
+                "taken over, the log was closed, or the server lost its data: stop this writer. If no newer writer "
+                "runs, open the log again",
                 name=LOG,
                 epoch=args[0],
             )

@@ -163,9 +163,10 @@ class StepBodies:
         if missing and await self.dropped() < step:
             shard = next(iter(missing.values()))
             raise BodyLost(
-                f"{box_in_words(box)} are missing on shard {shard} at {self.links[shard].where}, "
-                "which had confirmed them: was the shard flushed, restored from older data, or killed before it had "
-                "written them to its disk (with appendfsync always none are lost)? Start the experiment anew",
+                f"{box_in_words(box)} are lost, because shard {shard} at {self.links[shard].where} was flushed, "
+                "restored "
+                "from older data, or killed before it wrote to its disk: start the experiment anew. With the setting "
+                "`appendfsync always`, a shard that is killed loses nothing",
                 box=box,
                 shard=shard,
             )

@@ -385,8 +385,8 @@ def box_in_words(box: str) -> str:
 def overtaken(group: str, attempt: int) -> Fenced:
     """Build the error for a driver whose group a later driver has taken over."""
     return Fenced(
-        f"this driver (number {attempt}) of group {group!r} was replaced by a later one, or gave the group up, so "
-        "nothing that it does in the open step counts: end this task",
+        f"this task no longer takes group {group!r} through its steps, because a later task does so, or the group was "
+        "given up: end this task. Nothing of its open step is committed",
         name=group,
         epoch=attempt,
     )
@@ -394,7 +394,7 @@ def overtaken(group: str, attempt: int) -> Fenced:
 
 def no_steps(group: str) -> UnknownName:
     """Build the error for a group that has not joined the steps."""
-    text = f"group {group!r} has not joined the steps of its experiment: group.steps() makes it join"
+    text = f"group {group!r} has not joined the steps of its experiment: call group.steps() first"
     return UnknownName(text, kind="group", value=group)
 
 

@@ -129,7 +129,8 @@ class RedisSteps:
         since = await self._link.script("join_steps", keys, [*self._of(group), int(again)])
         if since == -1:
             raise AlreadyExists(
-                f"group {group!r} is leaving, and must still close some steps: let it join again after these steps",
+                f"group {group!r} is leaving the steps, and has not ended its last step: let the group join again when "
+                "this step has ended",
                 kind="group",
                 value=group,
                 owner=None,
@@ -573,8 +574,8 @@ def _not_ours(has: int, group: str, attempt: int) -> Fenced:
     if has == 0:
         return overtaken(group, attempt)
     return Fenced(
-        f"the server does not know this driver (number {attempt}) of group {group!r}, because the server was "
-        "flushed, or restored from older data: end this task, and begin anew",
+        f"the server has lost the steps of group {group!r}, because it was flushed, or restored from older data: end "
+        "this task, and start the experiment anew",
         name=group,
         epoch=attempt,
     )
@@ -584,9 +585,8 @@ def _behind(group: str, closed: int, what: str) -> Fenced:
     """Build the error for a step that does not follow the group's last closed step, as the server knows it."""
     last = "it has closed no step" if closed < 0 else f"the last step that it closed is {closed}"
     return Fenced(
-        f"group {group!r} {what}: {last}. The group was removed and created again, or the server has lost steps, "
-        "because it was flushed, restored from older data, or killed before it had written them (appendfsync always "
-        "loses none). Drive all groups again from the last step that they closed, or begin anew",
+        f"group {group!r} {what}: {last}. Either the group was removed and created again, or the server has lost "
+        "steps in a crash: take all groups through their steps again from the last closed step, or start anew",
         name=group,
         epoch=closed,
     )
@@ -614,8 +614,8 @@ def _closed(reply: list[Any], group: str, attempt: int, step: int) -> Committed 
         closed, until = reply[1:]
         if until is not None and step >= int(until):
             raise Closed(
-                f"group {group!r} was removed, or has left, so it does not count in step {step}, and nothing that it "
-                "did in that step is committed"
+                f"group {group!r} was removed, or has left the steps, so nothing that the group did in step {step} is "
+                "committed: end the task that takes the group through its steps"
             )
         raise _behind(group, closed, f"cannot close step {step}, which it has not opened")
     if reply[0] != 1:

@@ -58,7 +58,7 @@ DIRECTORY_CHANGES = (
 def fenced(name: str, epoch: int) -> Fenced:
     """Build the error for a reader or sender whose name a newer reader or sender has taken over."""
     return Fenced(
-        f"a newer messager has taken over {name!r}: close this messager. Its messages go to the newer one",
+        f"a newer messager has taken over the name {name!r}, and gets the messages of this name: close this messager",
         name=name,
         epoch=epoch,
     )
@@ -67,9 +67,9 @@ def fenced(name: str, epoch: int) -> Fenced:
 def lost(name: str, epoch: int) -> Fenced:
     """Build the error for a reader or sender whose data, or whose epoch, the server has lost."""
     return Fenced(
-        f"the server no longer has {name!r} with epoch {epoch}. Either the server was flushed, restored from older "
-        f"data or replaced, or {name!r} was removed or stood still for too long. Close this messager and open a new "
-        "one; messages that waited are lost, or are among the dead letters",
+        f"the server no longer knows the messager {name!r}, because the server was flushed, restored from older data "
+        f"or replaced, or {name!r} was removed or stood still for too long: close this messager, and open a new one. "
+        "Messages that waited are lost, or are among the dead letters",
         name=name,
         epoch=epoch,
     )

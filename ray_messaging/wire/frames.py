@@ -301,7 +301,9 @@ class _FrameReader(msgspec.Struct):
 
 def _invalid(reason: str) -> FrameError:
     """Build the error for an invalid frame."""
-    return FrameError(f"invalid frame: {reason}; drop it, and find the client that wrote it")
+    return FrameError(
+        f"a frame (a batch of messages, as bytes) is invalid: {reason}. Find the program that wrote the frame"
+    )
 
 
 def _check(ok: object, reason: str) -> None:
@@ -317,16 +319,16 @@ def decode(frame: bytes, *, checked: bool = False) -> Batch:
     """
     size = len(frame)
     if not _PREFIX.size <= size <= FRAME_LIMIT:
-        raise _invalid(f"{size} bytes is no size of a frame")
+        raise _invalid(f"its size is {size} bytes, but a frame has {_PREFIX.size} to {FRAME_LIMIT} bytes")
     magic, version, checksum, header_length = _PREFIX.unpack_from(frame)
     at = _PREFIX.size + header_length
     view = memoryview(frame)
     if magic != MAGIC:
         raise _invalid("the frame does not begin with the letters RM")
     if version != VERSION:
-        raise _invalid(
-            f"the frame has version {version}, but this ray_messaging reads only version {VERSION}: all processes of "
-            "an experiment need the same version of ray_messaging"
+        raise FrameError(
+            f"a frame (a batch of messages, as bytes) has the format {version}, but this ray_messaging reads only the "
+            f"format {VERSION}: use one version of ray_messaging in all processes"
         )
     if at > size:
         raise _invalid("the frame's header is longer than the frame")

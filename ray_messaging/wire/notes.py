@@ -78,8 +78,8 @@ def decode_log_note(data: bytes, rows: int) -> LogNote:
         named = [np.frombuffer(part, "<u4") for part in packed]
     except (msgspec.MsgspecError, ValueError, RecursionError) as error:
         raise FrameError(
-            f"the server's note for the event log cannot be read ({error}): do all processes use the same version of "
-            "ray_messaging?"
+            f"the server's note for the event log cannot be read ({error}): use one version of ray_messaging in all "
+            "processes"
         ) from error
     if len(note.places) not in {0, 4 * rows}:
         raise FrameError(

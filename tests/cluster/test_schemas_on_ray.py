@@ -38,7 +38,7 @@ def test_handles_and_tasks_refuse_what_does_not_fit(offers):
         west.send_columns([1, 2], [11, 12], [{"price": 1}, {"price": "dear"}], subtopic=SUBTOPIC)
     error = caught.value
     assert (error.agent, error.row, error.field, error.subtopic) == (2, 1, "price", SUBTOPIC)
-    with pytest.raises(PayloadMismatch, match="a column of string has another type than number"):
+    with pytest.raises(PayloadMismatch, match="the values are of type string, but the schema allows only number"):
         west.send_columns([1, 2], [11, 12], columns(price=["a", "b"]), subtopic=SUBTOPIC)
     with pytest.raises(PayloadMismatch):
         ray.get(send.remote(west, {"price": "dear"}))

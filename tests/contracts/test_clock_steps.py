@@ -140,7 +140,7 @@ async def test_a_clock_step_of_the_server_ends_no_mailbox_and_admits_no_second_o
     await send_numbers(sender, 0)
     with clocked_server.client() as client:
         server_clock.step(client, seconds)
-    with pytest.raises(AlreadyExists, match="belongs to 'one', which is alive"):
+    with pytest.raises(AlreadyExists, match="belongs to 'one', which was alive less than"):
         await opener(clocked_server.config, name="group", host=[3], owner="two", lease_s=1.5)
     for low in range(1, 101, 10):
         await send_numbers(sender, *range(low, low + 10))

@@ -85,7 +85,7 @@ async def test_a_group_and_the_log_hear_of_a_missing_body(opener, shards_config,
         await live(group, until=4)
     async with LoggedGroups(config, exp_id, tmp_path / "log") as society:
         writer = await society.writer()
-        with pytest.raises(LogError, match="are missing on the server") as caught:
+        with pytest.raises(LogError, match="are lost, because the server was flushed") as caught:
             await writer.caught_up()
         assert caught.value.lost
         await writer.close()

@@ -236,7 +236,7 @@ async def test_a_group_has_one_driver(drive):
     assert (caught.value.kind, caught.value.value, caught.value.owner) == ("driver", "all", "task 1")
     again = await drive("task 1")  # as Ray runs a task again
     assert (await anext(again)).number == step.number
-    with pytest.raises(Fenced, match="was replaced by a later one"):
+    with pytest.raises(Fenced, match="because a later task does so"):
         await anext(steps)
 
 

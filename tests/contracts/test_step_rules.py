@@ -554,5 +554,5 @@ async def say_one_word(messager):
 
 
 def test_a_supervisor_without_forward_is_refused():
-    with pytest.raises(RuleError, match="is not a supervisor"):
+    with pytest.raises(RuleError, match="is not a supervisor of AgentSociety"):
         rules.Supervisor(object())

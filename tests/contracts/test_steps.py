@@ -44,7 +44,9 @@ async def test_a_send_to_a_group_that_does_not_hear_the_sender_commits_nothing(g
     steps = second.steps(until=4)
     (await anext(steps)).send(1, 3, {})
     (await anext(steps)).send(1, 2, {})
-    with pytest.raises(UndeclaredSend, match=r"'group1' is not committed: it sends to 'group0'.*declare") as raised:
+    with pytest.raises(
+        UndeclaredSend, match=r"'group1' is not committed, because it has messages for 'group0'.*declare"
+    ) as raised:
         await anext(steps)
     assert (raised.value.group, raised.value.step, raised.value.hearers) == ("group1", 1, ("group0",))
     assert [step.number async for step in second.steps(until=4)] == [1, 2, 3]

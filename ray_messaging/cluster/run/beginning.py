@@ -93,9 +93,9 @@ async def go_on_from(
     for name, (digest, fields) in beginning.memory.items():
         if fields and name in rules and digest is None and name not in OWN_TABLES:
             raise ConfigError(
-                f"the rule {name!r} has stored values in its Table before step {beginning.step}, and whether the "
-                "rule is still the same cannot be told, because its other attributes cannot be compared: give "
-                "the rule only attributes that are numbers, strs and lists of these"
+                f"the rule {name!r} has stored values before step {beginning.step}, and other runs can take over "
+                "these values only if their rule is the same. But this rule has an attribute that cannot be compared: "
+                "use only numbers, strs and lists of these as its attributes"
             )
     transport = server.open_backend().transport(exp_id, MessagingConfig())
     try:

@@ -93,7 +93,10 @@ def check_agent(name: str, value: object) -> AgentId:
     try:
         return check_id(value)
     except InvalidAddress as error:
-        raise InvalidQuery(f"{name}: {error}", field=name, value=value) from error
+        reason = (
+            "cannot be an agent's id, which is an int of 64 bits, a str without control characters, or a tuple of these"
+        )
+        raise invalid(name, value, f"{reason}: pass the id of an agent of the log") from error
 
 
 def _is_one_id_or_several(value: object) -> bool:
@@ -123,7 +126,7 @@ def check_text(name: str, value: object) -> str | None:
 def _fate(name: str, value: object) -> str:
     if isinstance(value, str) and value in FATES:
         return value
-    raise invalid(name, value, f"is not a fate: write {', '.join(map(repr, FATES))}")
+    raise invalid(name, value, f"is not a fate: write {' or '.join(map(repr, FATES))}")
 
 
 def _number(name: str, value: object) -> int:

@@ -105,7 +105,9 @@ def export(source: LogSource, path: str | Path, on_progress: OnProgress | None, 
     writer_of = _WRITERS.get(path.suffix.lower())
     if writer_of is None:
         raise InvalidQuery(
-            f"cannot export to {str(path)!r}: name a file that ends in {', '.join(_WRITERS)}", field="path", value=path
+            f"cannot export to {str(path)!r}: name a file that ends in {' or '.join(_WRITERS)}",
+            field="path",
+            value=path,
         )
     _check_place(path)
     Filters(**{name: value for name, value in fields.items() if name != "expand"})

@@ -78,8 +78,10 @@ def hearers_of(broadcasts: Batch, edges: Edges) -> Hearers:
             kept[row] = encode_kept(own, int(whole[row]))
     if int(pairs.sum()) != folded.pairs:
         raise FrameError(
-            f"the frame has messages for {folded.pairs:,} pairs of its audience, but the audience's files give "
-            f"{int(pairs.sum()):,} pairs for the same agents: these files are not the ones that the sender used"
+            "the event log has other files of an audience than the sender of a broadcast: the sender's files give "
+            f"{folded.pairs:,} pairs of sender and hearer, and the files here {int(pairs.sum()):,}. Restore the "
+            "sender's "
+            "files, or make the audience again by messaging.create_audience"
         )
     return Hearers(folded.agents.hex(), pairs, kept)
 

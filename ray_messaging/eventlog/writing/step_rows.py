@@ -45,6 +45,7 @@ from ray_messaging.transports.step_values import (
     News,
     Progress,
     StepSettings,
+    box_in_words,
     counted,
 )
 from ray_messaging.wire.frames import is_folded
@@ -268,9 +269,9 @@ class StepFeed:
     def _lost(self, box: str) -> LogError:
         where = self._reader.folder.where
         return LogError(
-            f"messages of mailbox and step {box!r} of experiment {self._reader.exp_id!r} are missing on the server, "
-            f"which had confirmed them: was it restored from older data? The log in {where} ends before that step. "
-            "Shut the experiment down, and start it anew by on_existing='reset', or in a new folder",
+            f"{box_in_words(box)} of experiment {self._reader.exp_id!r} are lost, because the server was flushed, or "
+            f"restored from older data, so the log in {where!r} ends before that step: shut the experiment down, and "
+            "start it anew by on_existing='reset', or in a new folder",
             path=where,
             lost=True,
         )

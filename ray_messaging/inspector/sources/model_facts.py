@@ -56,8 +56,9 @@ def settings_of(function: Callable[..., Any]) -> list[ModelParameter]:
             continue
         if each.default is inspect.Parameter.empty:
             raise ConfigError(
-                f"the parameter {each.name!r} of {function.__name__} has no default, which its page would show at "
-                f"first: write one, {_TEXTS}"
+                f"the parameter {each.name!r} of the function {function.__name__!r} has no default, but the "
+                "inspector's "
+                f"page begins with the defaults: give each parameter a default, {_TEXTS}"
             )
         found.append(_setting(each.name, each.default, hints.get(each.name)))
     return found

@@ -16,6 +16,7 @@ from ray_messaging.errors import ConfigError
 
 _GRACE_S = 2  # seconds for which the server waits for open pages when it ends
 _ANY = {"0.0.0.0", "::"}  # noqa: S104 - what a user may ask for
+_HOSTS = "write one, such as 127.0.0.1, or 0.0.0.0 for all addresses of this machine"
 _LOOPBACK_NAMES = frozenset({"127.0.0.1", "localhost", "::1"})
 
 
@@ -86,14 +87,14 @@ def bind(place: Place, *, token: bool) -> Bound:
         family = socket.getaddrinfo(place.host, place.port, type=socket.SOCK_STREAM)[0][0]
         listening = socket.create_server((place.host, place.port), family=family)
     except OverflowError as error:
-        raise ConfigError(f"--host {place.host!r} is not an address of this machine: write another one") from error
+        raise ConfigError(f"--host {place.host!r} is not an address of this machine: {_HOSTS}") from error
     except socket.gaierror as error:
         raise ConfigError(
-            f"--host {place.host!r} is not an address of this machine ({error.strerror}): write another one"
+            f"--host {place.host!r} is not an address of this machine ({error.strerror}): {_HOSTS}"
         ) from error
     except OSError as error:
         if error.errno == errno.EADDRNOTAVAIL:
-            raise ConfigError(f"--host {place.host!r} is not an address of this machine: write another one") from error
+            raise ConfigError(f"--host {place.host!r} is not an address of this machine: {_HOSTS}") from error
         raise ConfigError(
             f"port {place.port} of {place.host} cannot be taken ({os.strerror(error.errno or 0)}): write another "
             "--port, or --port 0 for a free one"

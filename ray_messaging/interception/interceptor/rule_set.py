@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ray_messaging.addressing.channels import NAME_LENGTH
+from ray_messaging.common.texts import short_repr
 from ray_messaging.errors import RuleError
 from ray_messaging.interception.rules.black_list import BlackList
 from ray_messaging.interception.rules.rule import Rule, SlowRule, StepRule, text_of
@@ -141,12 +142,16 @@ def valid_rule(rule: object) -> Rule:
     name: object = rule.name
     if not (isinstance(name, str) and 0 < len(name) <= NAME_LENGTH and name.isprintable() and name[0] != ":"):
         raise RuleError(
-            f"{rule!r} has an invalid name, {rule.name!r}: give it a name of at most {NAME_LENGTH} printable "
-            "characters that does not begin with a colon, because receipts and the log show the name",
+            f"a rule of the class {type(rule).__name__!r} has the invalid name {short_repr(rule.name)}: pass a name "
+            f"of 1 to {NAME_LENGTH} printable characters that does not begin with a colon",
             rule=repr(rule),
         )
     if rule.judges_broadcasts not in ({"message"} if isinstance(rule, SlowRule) else {"pair", "message"}):
-        known = "'message', because it is a SlowRule" if isinstance(rule, SlowRule) else "'pair' or 'message'"
+        known = (
+            "'message', because a SlowRule judges a broadcast once"
+            if isinstance(rule, SlowRule)
+            else "'pair' or 'message'"
+        )
         wrong = f"rule {rule.name!r} has judges_broadcasts={rule.judges_broadcasts!r}: write {known}"
         raise RuleError(wrong, rule=rule.name)
     return rule

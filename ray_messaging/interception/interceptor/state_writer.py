@@ -198,6 +198,6 @@ class StateWriter:
 
 def _closed() -> Closed:
     return Closed(
-        "the interceptor was closed before the server had stored a change of what its rules keep: make the call again "
-        "at the interceptor that runs now"
+        "the interceptor, which runs the rules, was closed before the server had stored what a rule keeps: make the "
+        "call again"
     )

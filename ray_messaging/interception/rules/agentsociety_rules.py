@@ -265,7 +265,7 @@ def _name_of(block: object) -> str:
 
 def _check_forward(found: object, what: str, form: str, rule: str) -> None:
     if isinstance(found, type) or not inspect.iscoroutinefunction(getattr(found, "forward", None)):
-        why = f"{found!r} is not a {what}: pass an instance of a class with `async def forward({form}`"
+        why = f"{found!r} is not a {what} of AgentSociety: pass an instance of a class with `async def forward({form}`"
         raise RuleError(why, rule=rule)
 
 

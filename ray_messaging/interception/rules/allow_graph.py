@@ -66,8 +66,10 @@ class AllowGraph(Rule):
         self._public = _check_public(networks, public, name)
         if graph is None and networks is None:
             raise RuleError("no graph was given: pass pairs, a networkx graph, or networks={name: graph}", rule=name)
-        read = [] if graph is None else [read_network(graph, name, "graph", ids=False)]
-        named = {key: read_network(value, name, key, ids=True) for key, value in (networks or {}).items()}
+        read = [] if graph is None else [read_network(graph, name, "graph=", ids=False)]
+        named = {
+            key: read_network(value, name, f"the network {key!r}", ids=True) for key, value in (networks or {}).items()
+        }
         self._names = tuple(named)
         networks_read = [*read, *named.values()]
         open_ = {member for key in self._public for member in named[key].members}

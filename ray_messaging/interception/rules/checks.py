@@ -37,5 +37,5 @@ def check_choice(setting: str, value: T, choices: Sequence[T], rule: str) -> T:
 def check_name(name: object) -> str:
     """Return a rule's name; raise RuleError unless it is a str that is not empty."""
     if not isinstance(name, str) or not name:
-        raise RuleError(f"a rule's name must be a str that is not empty, not {name!r}", rule=repr(name))
+        raise RuleError(f"name={name!r} of a rule is invalid: give a str that is not empty", rule=repr(name))
     return name

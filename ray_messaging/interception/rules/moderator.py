@@ -217,7 +217,9 @@ class Moderator(SlowRule):
             me = asyncio.current_task()
             if not call.cancelled() or (me is not None and me.cancelling()):
                 raise
-            return self._fail(Closed("the rule was closed before it answered"))
+            return self._fail(
+                Closed(f"the rule {self.name!r} was closed before it gave a verdict: send the message again")
+            )
 
     async def _ask(self, message: Message, key: Hashable = None) -> Verdict:
         work = self._work
@@ -288,11 +290,11 @@ def as_verdict(answer: object) -> Verdict:
 def _check_judge(judge: Any, rule: str) -> Callable[[Message], Awaitable[Answer]]:  # noqa: ANN401 - given by a user
     if not callable(judge):
         raise RuleError(
-            f"{judge!r} cannot be called: a moderator needs an async function that takes a message", rule=rule
+            f"{judge!r} cannot be called: give the moderator an async function that takes a message", rule=rule
         )
     if not is_async(judge):
         raise RuleError(
-            f"{judge!r} is not async, so all messages would wait while it works: write it as `async def`, and call "
+            f"{judge!r} is not async, so all messages would wait for each of its calls: write `async def`, and call "
             "blocking functions by `await asyncio.to_thread(...)`",
             rule=rule,
         )

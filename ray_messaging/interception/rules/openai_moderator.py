@@ -23,6 +23,7 @@ from ray_messaging.message import Message
 
 MISSING = "OpenAIModerator needs the openai package: pip install 'ray-messaging[llm]'"
 _ENV_KEY = "OPENAI_API_KEY"
+_WHERE = "the process of the interceptor, which runs the rules"
 _ERROR_CHARS = 500  # an endpoint's error text is cut to this many characters
 
 _SCHEMA = {
@@ -120,7 +121,7 @@ class Endpoint:
             raise ConfigError(MISSING) from None
         key = self._key()
         if key is None and self._base_url is None:
-            raise ConfigError(f"there is no API key: pass api_key, or set {_ENV_KEY} where the interceptor runs")
+            raise ConfigError(f"there is no API key: pass api_key=, or set {_ENV_KEY} for {_WHERE}")
         # The client has no timeout, because the moderator's timeout is the limit for all attempts together.
         client = openai.AsyncOpenAI(
             api_key=key or "none", base_url=self._base_url, max_retries=self.retries, timeout=None
@@ -176,13 +177,11 @@ class Endpoint:
         text = self._without_key(str(error))[:_ERROR_CHARS]
         if status in {401, 403}:
             return ConfigError(
-                f"{self.address} refuses the API key ({status}): pass a valid api_key, or set {_ENV_KEY} where the "
-                "interceptor runs"
+                f"{self.address} refuses the API key ({status}): pass a valid api_key=, or set {_ENV_KEY} for {_WHERE}"
             )
         if status == 404:
             return ConfigError(
-                f"{self.address} has no model {self.model!r}, or base_url is wrong (404): {text}; check model and "
-                "base_url"
+                f"{self.address} did not find the model {self.model!r} (404: {text}): check model= and base_url="
             )
         if status is not None:
             return RuntimeError(f"{self.address} answered {status}: {text}")
@@ -191,7 +190,7 @@ class Endpoint:
             parts = urlsplit(self._base_url or "https://api.openai.com")
             port = parts.port or (443 if parts.scheme == "https" else 80)
             return ConnectionFailed(
-                f"cannot reach {self.address}: {cause}; check base_url, and that its server runs",
+                f"cannot reach {self.address}: {cause}; check base_url=, and that this server runs",
                 host=parts.hostname,
                 port=port,
             )
@@ -219,7 +218,11 @@ def check_url(url: object, rule: str) -> str | None:
     if url is None:
         return None
     if not is_http_address(url):  # the error does not quote the URL, which may contain a password
-        raise RuleError("base_url is not the address of an endpoint: write http(s)://host:port/v1", rule=rule)
+        raise RuleError(
+            "base_url= (not shown, because it may have a password) is not the address of an endpoint: write "
+            "http(s)://host:port/v1",
+            rule=rule,
+        )
     return str(url)
 
 
@@ -232,7 +235,7 @@ def check_key(key: object, rule: str) -> SecretStr | None:
         return None
     secret = key if isinstance(key, SecretStr) else SecretStr(key if isinstance(key, str) else "")
     if not re.fullmatch(r"[\x21-\x7e]+", secret.get_secret_value()):
-        raise RuleError(f"api_key must be a str without blanks; leave it out to use {_ENV_KEY}", rule=rule)
+        raise RuleError(f"api_key= must be a str without blanks, or left out: then {_ENV_KEY} is used", rule=rule)
     return secret
 
 

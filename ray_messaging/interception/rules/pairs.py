@@ -41,8 +41,8 @@ def _check_nesting(pair: object, rule: str) -> None:
     """Raise RuleError for a list of two tuples, because it is a list of pairs, where one pair is expected."""
     if isinstance(pair, list) and all(isinstance(end, tuple) for end in pair):
         raise RuleError(
-            f"{pair!r} is a list of two pairs where one pair is expected: pass it without the list around it; if its "
-            f"tuples are ids, write the pair as a tuple, {tuple(pair)!r}",
+            f"the pair {pair!r} is a list, so its tuples may be two pairs, or two ids: write the two pairs without a "
+            f"list around them, or write a pair of two ids as a tuple, {tuple(pair)!r}",
             rule=rule,
         )
 
@@ -184,7 +184,7 @@ def read_network(graph: Any, rule: str, name: str, *, ids: bool) -> Network:  # 
     if pairs is not graph and hasattr(graph, "nodes"):
         return Network({_edge(edge, rule, name) for edge in pairs}, {check_id(node) for node in graph.nodes()})
     if isinstance(graph, str | bytes | Mapping) or not isinstance(pairs, Iterable):
-        raise RuleError(f"{name}: {graph!r} is not a graph: pass pairs of ids, or a networkx graph", rule=rule)
+        raise RuleError(f"{name} is {graph!r}, which is not a graph: pass pairs of ids, or a networkx graph", rule=rule)
     items = list(pairs)
     if ids and items and not any(isinstance(item, tuple | list | np.ndarray) for item in items):
         return Network(set(), {check_id(item) for item in items}, complete=True)
@@ -196,7 +196,7 @@ def _edge(edge: object, rule: str, name: str) -> Edge:
     if isinstance(edge, np.ndarray):
         edge = tuple(edge)
     if not isinstance(edge, tuple | list) or len(edge) != 2:
-        raise RuleError(f"{name}: {edge!r} is not an edge: write (from_id, to_id)", rule=rule)
+        raise RuleError(f"{name} has {edge!r}, which is not an edge: write (from_id, to_id)", rule=rule)
     _check_nesting(edge, rule)
     return check_id(edge[0]), check_id(edge[1])
 

@@ -7,6 +7,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from ray_messaging.common.texts import short_repr
 from ray_messaging.errors import InvalidColumns
 
 STRING = "string"
@@ -21,7 +22,6 @@ NAMES = {dtype: name for name, dtype in NUMBERS.items()}  # a table, because `dt
 Rows = NDArray[np.intp] | slice
 # A byte is within a UTF-8 character, and not its first byte, if `byte & _CONTINUES == _CONTINUATION`.
 _CONTINUES, _CONTINUATION = 0xC0, 0x80
-_FIT = "a new payload needs a value of the column's type and range"
 
 
 class ColumnType(NamedTuple):
@@ -89,25 +89,25 @@ class NumberColumn(msgspec.Struct, eq=False):
         flat = pa.array(self.values.reshape(-1))
         return flat if self.values.ndim == 1 else pa.FixedSizeListArray.from_arrays(flat, self.values.shape[1])
 
-    def replaced(self, changed: dict[int, Any]) -> "NumberColumn":
+    def replaced(self, name: str, changed: dict[int, Any]) -> "NumberColumn":
         """Return the column with the values of some rows replaced; raise InvalidColumns if one does not fit.
 
-        Args: `changed` has the new values by row.
+        Args: `name` is the column's name, for errors. `changed` has the new values by row.
         """
         values = self.values.copy()
         for row, value in changed.items():
-            values[row] = self._fitting(value, row)
+            values[row] = self._fitting(name, value, row)
         return NumberColumn(values)
 
-    def _fitting(self, value: Any, row: int) -> Any:  # noqa: ANN401 - decoded JSON
+    def _fitting(self, name: str, value: Any, row: int) -> Any:  # noqa: ANN401 - decoded JSON
         """Convert a value that was decoded from JSON to the column's type. In a column of floats, None becomes NaN.
 
         Raises: InvalidColumns if the value does not fit.
         """
         numbers = value if self.values.ndim > 1 and isinstance(value, list) else [value]
-        kind, name = self.values.dtype.kind, self.type.name
+        kind = self.values.dtype.kind
         if self.values.ndim > 1 and (not isinstance(value, list) or len(value) != self.values.shape[1]):
-            raise InvalidColumns(f"row {row} has {value!r}, and this column holds {self.type}: {_FIT}", row=row)
+            raise _unfit(name, value, self.type, row)
         if kind == "f":
             fits = all(number is None or type(number) in (int, float) for number in numbers)
             numbers = [np.nan if number is None else number for number in numbers]
@@ -118,8 +118,17 @@ class NumberColumn(msgspec.Struct, eq=False):
             limits = np.iinfo(self.values.dtype)
             fits = all(type(number) is int and limits.min <= number <= limits.max for number in numbers)
         if not fits:
-            raise InvalidColumns(f"row {row} has {value!r}, and this column holds {name}: {_FIT}", row=row)
+            raise _unfit(name, value, self.type, row)
         return numbers if self.values.ndim > 1 else numbers[0]
+
+
+def _unfit(name: str, value: object, kind: ColumnType, row: int) -> InvalidColumns:
+    return InvalidColumns(
+        f"the new payload of row {row} has {short_repr(value)} in the column {name!r}, which has the type {kind}: give "
+        "a value that this type can hold",
+        column=name,
+        row=row,
+    )
 
 
 def _float_holds(kind: np.dtype[Any], number: float) -> bool:
@@ -224,15 +233,15 @@ class TextColumn(msgspec.Struct, eq=False):
         offsets, data = self.buffers
         return pa.StringArray.from_buffers(len(self), pa.py_buffer(offsets), pa.py_buffer(data))
 
-    def replaced(self, changed: dict[int, Any]) -> "TextColumn":
+    def replaced(self, name: str, changed: dict[int, Any]) -> "TextColumn":
         """Return the column with the strings of some rows replaced; raise InvalidColumns if one is not a str.
 
-        Args: `changed` has the new strings by row.
+        Args: `name` is the column's name, for errors. `changed` has the new strings by row.
         """
         texts = self.tolist()
         for row, text in changed.items():
             if not isinstance(text, str):
-                raise InvalidColumns(f"row {row} has {text!r}, and this column holds strings: {_FIT}", row=row)
+                raise _unfit(name, text, self.type, row)
             texts[row] = text
         return TextColumn.of(texts)
 

@@ -44,7 +44,7 @@ def columns(table: object = None, /, **arrays: object) -> TypedColumns:
     """
     found: list[tuple[object, object]] = [*_columns_of(table), *arrays.items()]
     if not found:
-        raise InvalidColumns("payloads need at least one column: columns(price=array)")
+        raise InvalidColumns("columns() needs at least one column: pass one, as in columns(price=array)")
     made: dict[str, TypedColumn] = {}
     for name, values in found:
         if not isinstance(name, str) or not name:
@@ -105,8 +105,8 @@ def _columns_of(table: object) -> list[tuple[object, object]]:
     if _is_data_frame(table):
         return [*table.items()]  # type: ignore[attr-defined]  # a DataFrame's
     raise InvalidColumns(
-        f"columns() takes arrays by name, a pyarrow table or a DataFrame, not {type(table).__name__}: "
-        "columns(price=array, text=strings)"
+        f"columns() cannot take an object of type {type(table).__name__!r}: pass arrays by name, as in "
+        "columns(price=array, text=strings), a pyarrow table or a DataFrame"
     )
 
 
@@ -134,7 +134,8 @@ def _column(values: Any) -> TypedColumn:  # noqa: ANN401 - what a user passed
         return _of_arrow(values)
     if isinstance(values, str | bytes | Mapping) or not hasattr(values, "__len__"):
         raise InvalidColumns(
-            f"a {type(values).__name__!r} object cannot be sent: give an array or a list with a value for each row"
+            f"an object of type {type(values).__name__!r} cannot be a column: give an array or a list with a value for "
+            "each row"
         )
     given = values
     if not isinstance(values, np.ndarray | list):
@@ -153,7 +154,8 @@ def _check_gaps(given: Any, array: NDArray[Any]) -> None:  # noqa: ANN401 - what
     if gaps is not None and gaps.any():
         row = int(np.argwhere(gaps)[0][0])
         raise InvalidColumns(
-            f"row {row} has no value: fill it in. Only columns of floats can have a gap, which is NaN", row=row
+            f"row {row} has no value: give it one. Only columns of floats can have rows without a value, as NaN",
+            row=row,
         )
 
 
@@ -261,9 +263,7 @@ def _texts(array: NDArray[Any]) -> list[str]:
             raise InvalidColumns(f"strings of the shape {array.shape} cannot be sent: use (n,)")
         kinds = [{*map(type, np.ravel(row).tolist())} for row in array]
         row = next((row for row, found in enumerate(kinds) if len(found) > 1 or found != kinds[0]), 0)
-        raise InvalidColumns(
-            f"row {row} has {short_repr(array[row].tolist())}: use vectors of one type of numbers", row=row
-        )
+        raise _unlike_vectors(row, array.tolist())
     texts: list[Any] = array.tolist()
     if {*map(type, texts)} <= {str}:
         return [*map(_whole, range(len(texts)), texts)] if _broken(texts) else texts
@@ -274,7 +274,8 @@ def _texts(array: NDArray[Any]) -> list[str]:
     for row, found in enumerate(texts):
         if found is None or (isinstance(found, float) and found != found) or type(found).__name__ in _MISSING:
             raise InvalidColumns(
-                f"row {row} has no value: fill it in. Only columns of floats can have a gap, which is NaN", row=row
+                f"row {row} has no value: give it one. Only columns of floats can have rows without a value, as NaN",
+                row=row,
             )
     if {*map(type, texts)} == {int}:
         row = next((row for row, found in enumerate(texts) if not -(2**63) <= found < 2**63), 0)
@@ -286,13 +287,20 @@ def _texts(array: NDArray[Any]) -> list[str]:
     if all(isinstance(found, list | tuple) for found in texts):
         forms = [(len(found), _kinds(found)) for found in texts]
         row = next((row for row, form in enumerate(forms) if len(form[1]) > 1 or form != forms[0]), 0)
-        text = f"row {row} has {short_repr(texts[row])}: use vectors of one type of numbers, and of one length"
-        raise InvalidColumns(text, row=row)
+        raise _unlike_vectors(row, texts)
     row = next((row for row, found in enumerate(texts) if type(found) is not type(texts[0])), 0)
     found, before = texts[row], f" and row 0 has {short_repr(texts[0])}" if row else ""
     dates = _DATES if isinstance(found, date | time | timedelta) else ""
     raise InvalidColumns(
         f"row {row} has {short_repr(found)} ({type(found).__name__}){before}: use one type, {_TYPES}{dates}", row=row
+    )
+
+
+def _unlike_vectors(row: int, vectors: list[Any]) -> InvalidColumns:
+    before = f", but row 0 has {short_repr(vectors[0])}" if row else ""
+    return InvalidColumns(
+        f"row {row} has {short_repr(vectors[row])}{before}: use vectors of one type of numbers, and of one length",
+        row=row,
     )
 
 
@@ -326,7 +334,8 @@ def _of_arrow(values: Any) -> TypedColumn:  # noqa: ANN401 - pyarrow.Array or Ch
     if values.null_count and not floats:
         row = values.is_null().index(True).as_py()
         raise InvalidColumns(
-            f"row {row} has no value: fill it in. Only columns of floats can have a gap, which is NaN", row=row
+            f"row {row} has no value: give it one. Only columns of floats can have rows without a value, as NaN",
+            row=row,
         )
     if pa.types.is_string(kind) or pa.types.is_large_string(kind) or kind == pa.string_view():
         values = values.cast(pa.large_string())
@@ -338,8 +347,8 @@ def _of_arrow(values: Any) -> TypedColumn:  # noqa: ANN401 - pyarrow.Array or Ch
     if width and flat.null_count and not pa.types.is_floating(flat.type):
         row = flat.is_null().index(True).as_py() // width
         raise InvalidColumns(
-            f"row {row} has a vector with a missing number: fill it in. Only vectors of floats can have a gap, which "
-            "is NaN",
+            f"row {row} has a vector with a missing number: fill the number in. Only vectors of floats can lack "
+            "numbers, as NaN",
             row=row,
         )
     if not (pa.types.is_primitive(flat.type) and str(flat.type) in _ARROW):

@@ -7,6 +7,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from ray_messaging.common.texts import short_repr
 from ray_messaging.errors import InvalidColumns
 from ray_messaging.model.columns import PayloadColumn, adjoin, too_large
 from ray_messaging.model.typed.column import ColumnType, TypedColumn
@@ -129,10 +130,12 @@ class TypedColumns:
         for row, payload in changed.items():
             if not isinstance(payload, dict) or payload.keys() != names:
                 raise InvalidColumns(
-                    f"row {row} must have the columns {', '.join(names)}, but its payload is {payload!r}", row=row
+                    f"the new payload of row {row} is {short_repr(payload)}: write a dict with exactly the keys "
+                    f"{', '.join(map(repr, names))}, the names of the columns",
+                    row=row,
                 )
         made = {
-            name: column.replaced({row: payload[name] for row, payload in changed.items()})
+            name: column.replaced(name, {row: payload[name] for row, payload in changed.items()})
             for name, column in self.columns.items()
         }
         return TypedColumns(made, self.count)

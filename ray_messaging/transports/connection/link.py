@@ -355,11 +355,11 @@ class RedisLink:
         if isinstance(error, NoPrimaryError):
             return ConnectionFailed(str(error), **facts)
         if isinstance(error, TooFewReplicasError):
-            return self._not_replicated(error.replicas, "confirmed this in time")
+            return self._not_replicated(error.replicas, "confirmed the call in time")
         if isinstance(error, OutOfMemoryError):
             return MailboxFull(
                 f"the memory of the server at {self.where} is full, so it accepts no messages: fetch the messages "
-                "that wait, or raise its maxmemory (none of these messages was sent)",
+                "that wait, or raise the server's maxmemory. None of these messages was sent",
                 mailbox="",
             )
         if isinstance(error, _FATAL) or (isinstance(error, ResponseError) and not self._passes(error)):

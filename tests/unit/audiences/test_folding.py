@@ -66,5 +66,7 @@ def test_other_pairs_than_the_frame_counts_are_refused():
     edges, agents = build_edges([np.array([(0, 1), (0, 2)])]), AgentSet.of([1, 2])
     pairs = spread(broadcasts([0]), edges)
     folded = fold(pairs, np.arange(2), np.arange(2), agents_digest(agents))[0]
-    with pytest.raises(FrameError, match="2 pairs of audience 'friends', but the files of its version 2 give 1 pairs"):
+    with pytest.raises(
+        FrameError, match=r"audience 'friends' .version 2.*give 2 pairs of sender and hearer, and the files here 1"
+    ):
         unfold(folded, build_edges([np.array([(0, 1)])]))

@@ -106,6 +106,6 @@ def test_vectors_bools_large_ints_and_numbers_in_json():
     with pytest.raises(InvalidColumns, match="message 0 has no column 'y'"):
         heard.mean("y")
     heard = Heard(edges, agents, from_ids, [table])
-    with pytest.raises(InvalidColumns, match="column 'name' does not have numbers"):
+    with pytest.raises(InvalidColumns, match="column 'name' has values such as 'a', but sums, means"):
         heard.mean("name")
     assert [chunk.values.tolist() for chunk in heard.column("name")] == [["a", "b", "a"]]

@@ -96,7 +96,7 @@ def test_a_picture(run, tmp_path, name, head):
 
 
 def test_a_picture_that_cannot_be(run, tmp_path, monkeypatch):
-    assert "ends in .png, .pdf, .svg" in run("stats", "--plot", "a.gif", exit_code=2)
+    assert "ends in .png or .pdf or .svg" in run("stats", "--plot", "a.gif", exit_code=2)
     assert "draw into another file" in run("stats", "--plot", tmp_path / "nowhere" / "a.png", exit_code=2)
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     assert "pip install 'ray-messaging[plot]'" in run("stats", "--plot", tmp_path / "a.png", exit_code=2)
@@ -237,7 +237,7 @@ def test_export(run, tmp_path):
     assert run("export", path, "--fate", "delivered") == f"Wrote 5 rows to {path}.\n"
     assert len(path.read_text().splitlines()) == 6
     assert objects(run("export", path, "--json")) == [{"rows": 6, "file": str(path)}]
-    assert "ends in .parquet, .csv, .jsonl" in run("export", tmp_path / "rows.xls", exit_code=2)
+    assert "ends in .parquet or .csv or .jsonl" in run("export", tmp_path / "rows.xls", exit_code=2)
 
 
 @pytest.mark.parametrize(
@@ -246,7 +246,7 @@ def test_export(run, tmp_path):
         (["--fate", "lost"], "error: fate='lost' is not a fate: write 'delivered'"),
         (["--step", "1-3"], "error: cannot read --step '1-3': write one step, such as 5, or a range"),
         (["--since", "noon"], "error: since='noon' is not a time"),
-        (["--agent", "a\t"], r"error: agent: agent id 'a\t' cannot be used"),
+        (["--agent", "a\t"], r"error: agent='a\t' cannot be an agent's id"),
         (["--limit", "-1"], "Invalid value for '--limit'"),
         (["--form-id", "1"], "No such option: --form-id"),
     ],

@@ -58,7 +58,9 @@ def test_options_that_cannot_be(run, folder, options, words):
     "options", [[], ["town", "--control"], ["town", "--token"], ["town", "--beside", "x"], ["--model", "a:b"]]
 )
 def test_the_seats_are_those_of_an_experiment_and_no_other_option_is_dropped_in_silence(run, options):
-    assert "--seats serves the seats of a running experiment" in run("--port", 0, "--seats", *options)
+    assert "--seats shows pages on which people answer for agents of a running experiment" in run(
+        "--port", 0, "--seats", *options
+    )
 
 
 def test_it_names_the_extra_that_is_missing(run, folder, monkeypatch):

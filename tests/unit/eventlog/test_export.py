@@ -69,7 +69,7 @@ def test_an_export_may_have_nearly_the_name_of_a_logs_file(log, tmp_path):
 
 
 def test_invalid_exports_are_refused(log, tmp_path):
-    with pytest.raises(InvalidQuery, match=r"ends in .parquet, .csv, .jsonl"):
+    with pytest.raises(InvalidQuery, match=r"ends in .parquet or .csv or .jsonl"):
         log.export(tmp_path / "all.xlsx")
     with pytest.raises(InvalidQuery, match="no field 'fat'"):
         log.export(tmp_path / "all.csv", fat=1)

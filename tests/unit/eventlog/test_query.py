@@ -232,9 +232,9 @@ def test_a_conversation_is_told_by_time(tmp_path):
     [
         ({"form_id": 1}, "no field 'form_id': write 'from_id', or else one of from_id, to_id, agent"),
         ({"zzz": 1}, "no field 'zzz': write one of from_id, "),
-        ({"from_id": 1.5}, "from_id: agent id 1.5 is a float"),
-        ({"agent": "a\n"}, r"agent: agent id 'a\\n' cannot be used"),
-        ({"fate": "deliverd"}, "'deliverd' is not a fate: write 'delivered', "),
+        ({"from_id": 1.5}, "from_id=1.5 cannot be an agent's id"),
+        ({"agent": "a\n"}, r"agent='a\\n' cannot be an agent's id"),
+        ({"fate": "deliverd"}, "'deliverd' is not a fate: write 'delivered' or 'published' or "),
         ({"fate": None}, "every row has a value"),
         ({"channel": 5}, "channel=5 must be a str"),
         ({"rule": ["a", 5]}, "rule=5 must be a str"),

@@ -111,7 +111,7 @@ def test_parameters_come_from_defaults_and_types():
 @pytest.mark.parametrize(
     ("function", "why"),
     [
-        (lambda chance: {}, "the parameter 'chance' of <lambda> has no default"),
+        (lambda chance: {}, "the parameter 'chance' of the function '<lambda>' has no default"),
         (lambda name="ann": {}, "the default of parameter 'name' is 'ann': a page can set numbers, bools, and choices"),
         (lambda: 3, "<lambda> returned 3: it must return the arguments of ray_messaging.run as a dict"),
         (lambda: {"model": person}, "'agents' is missing: return"),

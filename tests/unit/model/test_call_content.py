@@ -295,15 +295,15 @@ class Holder:
 @pytest.mark.parametrize(
     ("function", "args", "text"),
     [
-        (ask_locked, ("x",), r"its 'LOCK' is <asyncio"),
-        (ask_environment, ("x",), r"its 'os.environ' reads the environment"),
-        (Holder(asyncio.Lock()).ask, ("x",), r"its object\.client.* is "),
-        (ask, (asyncio.Lock(),), r"its arguments\[0\] is <asyncio"),
-        (ask, ({"a": [object()]},), r"its arguments\[0\]\['a'\]\[0\] is <object"),
+        (ask_locked, ("x",), r"the function's 'LOCK' is <asyncio.*function, uses="),
+        (ask_environment, ("x",), r"the function's 'os.environ' reads the environment"),
+        (Holder(asyncio.Lock()).ask, ("x",), r"the method's object\.client.* is "),
+        (ask, (asyncio.Lock(),), r"because arguments\[0\] is <asyncio.*, which cannot be compared: pass plain values"),
+        (ask, ({"a": [object()]},), r"because arguments\[0\]\['a'\]\[0\] is <object"),
     ],
 )
 def test_what_cannot_be_told_is_named_with_what_to_do(function, args, text):
-    with pytest.raises(ConfigError, match=text + r".*by_content\(function, uses="):
+    with pytest.raises(ConfigError, match=text + r".*by_content\(function, sample=None"):
         digest(function, *args)
 
 
@@ -312,7 +312,7 @@ def test_uses_stands_for_objects_and_still_the_code_counts():
     assert digest(locks[0].ask, "x", uses="small") == digest(locks[1].ask, "x", uses="small")
     assert digest(locks[0].ask, "x", uses="small") != digest(locks[0].ask, "x", uses="large")
     assert digest(made(SOURCE), "x", uses=1) != digest(made(SOURCE.replace("Answer", "Reply")), "x", uses=1)
-    with pytest.raises(ConfigError, match="its arguments"):
+    with pytest.raises(ConfigError, match="because arguments"):
         digest(ask, object(), uses="small")
 
 

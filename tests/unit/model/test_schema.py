@@ -152,7 +152,7 @@ class Row(msgspec.Struct, array_like=True):
         (Row, "does not describe JSON objects"),
         (object(), "has no JSON Schema"),
         (Chain, "contains itself"),
-        ({"type": "object", "not": {}}, "^the schema has 'not', which senders cannot check"),
+        ({"type": "object", "not": {}}, "^the schema has the keyword 'not', which senders cannot check"),
         ({"type": "object", "properties": {"a": {"$ref": "http://elsewhere"}}}, "does not define"),
         ({"type": "object", "properties": {"a": {"enum": [1.5]}}}, "senders can check only strs, ints and None"),
         (

@@ -51,5 +51,5 @@ async def test_the_lease_of_an_owner_known_to_be_dead_is_not_awaited():
 
     server = Server("group")
     assert await outlast(server, "group", HeldMailbox("dead", "1:30000:0", overdue=False), gone) == "1:30000:0"
-    with pytest.raises(AlreadyExists, match="'other', which is alive"):
+    with pytest.raises(AlreadyExists, match="'other', which was alive less than"):
         await outlast(server, "group", HeldMailbox("other", "1:30000:0", overdue=False), gone)

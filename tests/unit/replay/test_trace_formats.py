@@ -217,10 +217,15 @@ def test_csv_named_fields_and_awkward_text(write):
         (
             "\n6,2,4,1289241911\n",
             2,
-            "no field for the sender: expected one of from, src, source, from_id, sender, found '6'",
+            "no field for the sender (such as 'from'), the receiver (such as 'to'), the time (such as 'time') among "
+            "'6'",
         ),
-        ("from,when\n", 1, "name yours by to_field (on the command line --to)"),
-        ("from,to,when\n", 1, "no field for the time: expected one of time, ts, timestamp, seq"),
+        (
+            "from,when\n",
+            1,
+            "among 'from', 'when': name your fields by to_field=, time_field= (on the command line --to, --time)",
+        ),
+        ("from,to,when\n", 1, "no field for the time (such as 'time') among 'from', 'to', 'when': name"),
         ("from,to,time,to\n", 1, "the header names 'to' twice"),
         ("from,to,time\n", 1, "the file contains no message"),
         (" \n\n", 1, "the file is empty"),
@@ -238,10 +243,11 @@ def test_broken_csv(write, content, line, message, blame):
 def test_all_fields_that_are_missing_are_named_at_once_with_their_options(write, blame, name, content):
     line, found = blame(write(name, content))
     assert line == 1
-    assert "found 'who', 'whom', 'at'" in found
+    assert "among 'who', 'whom', 'at': name your fields by" in found
     for noun, option in (("sender", "from"), ("receiver", "to"), ("time", "time")):
-        assert f"for the {noun}: " in found
-        assert f"by {option}_field (on the command line --{option})" in found
+        assert f"the {noun} (such as {option!r})" in found
+        assert f"{option}_field=" in found
+        assert f"--{option}" in found
 
 
 @pytest.mark.parametrize("option", ["from_field", "to_field", "time_field", "text_field"])

@@ -104,7 +104,7 @@ async def test_lone_messages_take_turns(workers):
 
 async def test_lone_messages_that_are_stopped_raise(workers):
     made = await workers(plan_of([(1, 2)], GROUPS), BlackList([(None, None)]))
-    with pytest.raises(MessagingError, match="was not sent"):
+    with pytest.raises(MessagingError, match="is blocked by the rule 'black_list'"):
         await made[0].exchange("probe-0", "probe-1", 5, first=True)
     with pytest.raises(MessagingError, match="did not arrive"):
         await made[1].exchange("probe-1", "probe-0", 5, first=False)

@@ -598,7 +598,7 @@ def test_a_temporary_folder_ends_with_its_study(here):
         ({"on_existing": "keep"}, "on_existing='keep'"),
         ({"replicates": 0}, "replicates=0"),
         ({"outcomes": 7}, "outcomes= has 7"),
-        ({"outcomes": {"n": 7}}, "outcomes= has 'n': 7"),
+        ({"outcomes": {"n": 7}}, "outcomes= has 7 under 'n': write a function"),
         ({"outcomes": [{"n": len}, {"n": len}]}, "two outcomes have the name 'n'"),
         ({"outcomes": [Mean("n"), {"n": len}]}, "two outcomes have the name 'n'"),
         ({"outcomes": Mean("a"), "collect": lambda me: {}}, "a run collects either"),
@@ -647,11 +647,13 @@ def test_a_plot_has_a_line_for_each_value(here, tmp_path):
     assert [*figure.axes[0].lines[0].get_xdata()] == [0.5, 1]
     by = study.plot("step", "knows", by="chance")
     assert [text.get_text() for text in by.axes[0].get_legend().get_texts()] == ["chance = 0.5", "chance = 1"]
-    with pytest.raises(ConfigError, match="'chanse' is not a parameter of the study, which has 'chance'"):
+    with pytest.raises(
+        ConfigError, match="x='chanse' is not a parameter of the study: write one of 'chance', or x='step'"
+    ):
         study.plot("chanse", "knows")
-    with pytest.raises(ConfigError, match="no run has the outcome 'nose': the study has 'knows'"):
+    with pytest.raises(ConfigError, match="no run has the outcome 'nose': write one of 'knows'"):
         study.plot("chance", "nose")
-    with pytest.raises(ConfigError, match="'nose' was not collected: the series has 'knows'"):
+    with pytest.raises(ConfigError, match="y='nose' was not collected: write one of 'knows'"):
         study.plot("step", "nose")
 
 

@@ -33,7 +33,7 @@ def test_a_parameter_that_no_function_takes_is_told():
     def person(me, inbox, *, chanse):
         pass
 
-    with pytest.raises(ConfigError, match=r"model= takes 'chanse', which is not a parameter.*'chance', 'n'"):
+    with pytest.raises(ConfigError, match=r"model= takes 'chanse', which is not a parameter.*'chance' or 'n' or 'row'"):
         check_names({"model": (person, 2), "agents": (lambda n: n, 0)}, RUN.row)
     with pytest.raises(ConfigError, match="no function takes the parameter 'chance'"):
         check_names({"model": (lambda me, inbox: None, 2), "agents": (lambda n: n, 0)}, RUN.row)

@@ -98,9 +98,12 @@ def test_what_cannot_be_compared_is_told(tmp_path):
     study = written_study(tmp_path / "s", rows, 2, lambda run: {"a": "x"})
     for call, said in (
         (lambda: study.effects({}), "base={} must be a dict"),
-        (lambda: study.effects({"rool": 1}), "base= has 'rool', which is not a parameter: the study has 'rule', 'n'"),
-        (lambda: study.effects({"rule": "cap"}), "no run has rule='cap': the study has 'none', 'mask'"),
-        (lambda: study.effects({"rule": "none"}), "no run has"),
+        (
+            lambda: study.effects({"rool": 1}),
+            "base= has 'rool', which is not a parameter of the study: write one of 'rule', 'n'",
+        ),
+        (lambda: study.effects({"rule": "cap"}), "no run has rule='cap': write one of the values 'none', 'mask'"),
+        (lambda: study.effects({"rule": "none"}), "but the study has none: choose a base="),
         (lambda: study.effects({"rule": "none", "n": 1}, outcomes="b"), "no run has the outcome 'b'"),
         (lambda: study.effects({"rule": "none", "n": 1}, outcomes="a"), "'a' is a str"),
         (lambda: study.effects({"rule": "none", "n": 1}, level=95), "level=95"),
@@ -162,7 +165,7 @@ def test_a_study_without_logs_says_how_to_keep_them(tmp_path, monkeypatch):
     asked = {"agents": 3, "until": 4, "outcomes": Mean("heard"), "progress": False, "folder": tmp_path / "plain"}
     study = batch_run(chatter, {"limit": ["none", "one"], "loud": [0]}, **asked)
     assert "first" not in study.effects(base={"limit": "none"})
-    with pytest.raises(ConfigError, match=r"keeps no logs: batch_run.*logs=True"):
+    with pytest.raises(ConfigError, match=r"has no logs: make a study with batch_run.*logs=True"):
         study.log({"limit": "none", "loud": 0})
     with pytest.raises(ConfigError, match="logs=True keeps whole runs, but with vary_from= several runs share steps"):
         batch_run(

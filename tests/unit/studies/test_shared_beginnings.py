@@ -185,7 +185,7 @@ class Limited(Quota):
 def test_a_rule_that_cannot_be_compared_is_told(tmp_path):
     given = {"rules": lambda quota: [Limited(Limit(3))] if quota else [], "outcomes": None}
     study = sweep(tmp_path / "a", person, {"quota": [3], "chance": [0.9]}, vary_from=FROM, before={"quota": 4}, **given)
-    assert study.to_pandas().error.str.contains("because its other attributes cannot be compared").all()
+    assert study.to_pandas().error.str.contains("this rule has an attribute that cannot be compared").all()
 
 
 def test_a_beginning_is_run_once_for_each_replicate_and_the_other_parameters(tmp_path):
@@ -269,7 +269,7 @@ def test_a_beginning_whose_worker_dies_is_run_again(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("changed", "text"),
     [
-        ({"vary_from": 0, "before": {"chance": 0.5}}, r"vary_from=0 must be the step, at least 1"),
+        ({"vary_from": 0, "before": {"chance": 0.5}}, r"vary_from=0 must be the number of a step, at least 1"),
         ({"vary_from": True, "before": {"chance": 0.5}}, r"vary_from=True must"),
         ({"before": {"chance": 0.5}}, r"vary_from=None must"),
         ({"vary_from": FROM}, r"before=None must be a dict of at least one parameter"),

@@ -141,7 +141,7 @@ def test_other_versions_and_sizes():
     frame = FRAMES["plain"]
     for version in (VERSION - 1, VERSION + 1):
         with pytest.raises(
-            FrameError, match=rf"the frame has version {version}, but this ray_messaging reads only version {VERSION}"
+            FrameError, match=rf"has the format {version}, but this ray_messaging reads only the format {VERSION}"
         ):
             decode(frame[:2] + bytes([version]) + frame[3:])
 

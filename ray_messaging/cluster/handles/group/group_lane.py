@@ -231,13 +231,13 @@ class LaneConnection:
         (count,) = _PREFIX.unpack(self._read(_PREFIX.size))
         if not 1 <= count <= size // _PREFIX.size:
             raise FrameError(
-                "the answer of a group's actor has no header: do all processes use the same version of ray_messaging?"
+                "the answer of a group's actor has no header: use one version of ray_messaging in all processes"
             )
         sizes = unpack(f"<{count}I", self._read(_PREFIX.size * count))
         if NUMBER.size + _PREFIX.size * (1 + count) + sum(sizes) != size:
             raise FrameError(
-                "the parts of a group's actor's answer do not add up to its size: do all processes use the same "
-                "version of ray_messaging?"
+                "the parts of a group's actor's answer do not add up to its size: use one version of ray_messaging in "
+                "all processes"
             )
         header, *frames = (self._read(each) for each in sizes)
         return header, frames

@@ -101,7 +101,7 @@ def test_a_call_whose_content_cannot_be_told_is_an_error_that_names_it(calls):
 
         await me.remember(guarded)
 
-    with pytest.raises(StepFailed, match=r"ConfigError|cannot tell.*its 'lock' is <asyncio.*uses="):
+    with pytest.raises(StepFailed, match=r"ConfigError|cannot tell.*the function's 'lock' is <asyncio.*uses="):
         go(locked, calls)
 
 

@@ -88,14 +88,18 @@ def test_reasons():
     ("graph", "settings", "words"),
     [
         (None, {}, "no graph"),
-        (7, {}, "7 is not a graph"),
-        ("ab", {}, "'ab' is not a graph"),
-        ([1, 2], {}, "1 is not an edge"),
-        ([(1, 2, 3)], {}, r"\(1, 2, 3\) is not an edge"),
-        (None, {"networks": {"team": [(1, 2), 3]}}, "team: 3 is not an edge"),
+        (7, {}, "graph= is 7, which is not a graph"),
+        ("ab", {}, "'ab', which is not a graph"),
+        ([1, 2], {}, "graph= has 1, which is not an edge"),
+        ([(1, 2, 3)], {}, r"\(1, 2, 3\), which is not an edge"),
+        (None, {"networks": {"team": [(1, 2), 3]}}, "the network 'team' has 3, which is not an edge"),
         (None, {"networks": [(1, 2)]}, "is not a mapping"),
         ({1: [2]}, {}, "is not a graph"),
-        (None, {"networks": {"team": {1: [2], 3: []}}}, "team: .* is not a graph"),  # all its keys were joined
+        (
+            None,
+            {"networks": {"team": {1: [2], 3: []}}},
+            "the network 'team' is .* not a graph",
+        ),  # all its keys were joined
         (
             None,
             {"networks": {"team": [1]}, "public": ["square"]},
@@ -110,7 +114,7 @@ def test_invalid_arguments_are_refused(graph, settings, words):
 
 
 def test_a_list_of_edges_in_another_list_is_no_edge():
-    with pytest.raises(RuleError, match=r"\[\(1, 2\), \(3, 4\)\] is a list of two pairs"):
+    with pytest.raises(RuleError, match=r"the pair \[\(1, 2\), \(3, 4\)\] is a list"):
         AllowGraph([[(1, 2), (3, 4)]])
 
 

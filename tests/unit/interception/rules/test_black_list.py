@@ -95,7 +95,7 @@ def test_invalid_pairs_are_refused(pairs):
 
 
 def test_a_list_of_pairs_in_another_list_is_no_pair_of_ids():
-    with pytest.raises(RuleError, match=r"\[\(1, 2\), \(3, 4\)\] is a list of two pairs"):
+    with pytest.raises(RuleError, match=r"the pair \[\(1, 2\), \(3, 4\)\] is a list"):
         BlackList([[(1, 2), (3, 4)]])
     assert BlackList([((1, 2), (3, 4))]).pairs == {("(1, 2)", "(3, 4)")}
     assert BlackList([[(1, 2), None]]).pairs == {("(1, 2)", None)}

@@ -51,8 +51,8 @@ TRAVEL = [
 REFUSED = [
     ([1, "a"], r"has 'a' \(str\) and row 0 has 1: use one type", 1),
     ([True, 2], "int.*row 0 has True.*one type", 1),
-    (["a", None], "no value: fill it in", 1),
-    ([1, None], "no value: fill it in", 1),
+    (["a", None], "no value: give it one", 1),
+    ([1, None], "no value: give it one", 1),
     ([object], "use one type", 0),
     ([1.5, None], "no value", 1),
     (pd.Series([2**53 + 1, None, 3], dtype="Int64"), "no value", 1),
@@ -61,10 +61,10 @@ REFUSED = [
     (pd.Series(["x", None]), "no value", 1),
     (np.array(["x", np.nan], object), "no value", 1),
     (pa.array([1, None]), "no value", 1),
-    (pa.array([[1, None], [3, 4]], pa.list_(pa.int8(), 2)), "gap", 0),
+    (pa.array([[1, None], [3, 4]], pa.list_(pa.int8(), 2)), "a missing number", 0),
     (pa.array(["a", None]), "no value", 1),
     ([[1], [1, 2]], "one type of numbers, and of one length", 1),
-    ([np.str_("a"), float("nan")], "no value: fill it in", 1),
+    ([np.str_("a"), float("nan")], "no value: give it one", 1),
     ([np.str_("a"), 1], "one type", 1),
     ([np.True_, 2], "one type", 1),
     ([1, np.ma.masked], "one type", 1),
@@ -129,7 +129,7 @@ def test_columns_need_names_of_their_own_one_length_and_one_at_least():
         columns({"a": [1]}, a=[1])
     with pytest.raises(InvalidColumns, match="must be a non-empty str, not 0"):
         columns(pd.DataFrame([[1, 2]]))
-    with pytest.raises(InvalidColumns, match="not list"):
+    with pytest.raises(InvalidColumns, match="cannot take an object of type 'list'"):
         columns([1, 2])
 
 
