@@ -167,7 +167,8 @@ class Steps(_Settings):
     )
     ahead: int = _setting(
         16,
-        "with wait_for='neighbours': for how many steps after the open step agents may already call a language model",
+        "with wait_for='neighbours': for how many steps after the current step agents may already call a language "
+        "model",
         ge=1,
         le=64,
     )
