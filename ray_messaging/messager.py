@@ -491,7 +491,7 @@ class Messager(names.ChannelNames):
 
     @property
     def directory(self) -> Directory:
-        """Return the list of all mailboxes and their channels, as it was last loaded."""
+        """Return the list of all mailboxes and their channels, as this messager last loaded it from the server."""
         return self.engine.directory
 
     # -- the local log --------------------------------------------------------------------------------------------

@@ -573,7 +573,7 @@ class AsyncGroup(StampedHandle):
         return driven_steps(self._experiment, self.name, driving_task(), until, leave=leave)
 
     async def state(self) -> bytes | None:
-        """Return the group's state after its last committed step, or None if there is none.
+        """Return the group's state, as bytes, after its last committed step; None if the group has set no state.
 
         Raises: ConfigError if the experiment has no steps.
         """
@@ -581,7 +581,7 @@ class AsyncGroup(StampedHandle):
         return found
 
     async def fates(self, step: int) -> "Counter[str]":
-        """Return how many messages of this group in a step have each fate: {"delivered": 3, "blocked": 1}, for example.
+        """Return, by fate, how many messages this group has sent in a step, such as {"delivered": 3, "blocked": 1}.
 
         Raises: UnknownName if some group of the experiment has not committed the step yet, or if the step is more than
         64 steps old; ConfigError if the experiment has no steps.
