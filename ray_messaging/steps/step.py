@@ -259,8 +259,8 @@ class Step:
 
         The answers are read in the next step, or in step `deliver_at`.
 
-        Raises: InvalidColumns if there is another number of payloads; otherwise the same errors as `reply`, such
-        as NoQuestion, InvalidPayload and ConfigError.
+        Raises: InvalidColumns if there are not as many payloads as questions; otherwise the same errors as `reply`,
+        such as NoQuestion, InvalidPayload and ConfigError.
         """
         questions = self._inbox.questions_of(messages, self.number)
         if questions:

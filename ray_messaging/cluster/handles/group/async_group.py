@@ -355,8 +355,8 @@ class AsyncGroup(StampedHandle):
     async def reply_columns(self, messages: Acked, payloads: object) -> Receipts:
         """Answer many questions, with one payload for each question or one for all; return a receipt for each answer.
 
-        Raises: InvalidColumns if there is another number of payloads; otherwise the same errors as `reply`, such as
-        NoQuestion, InvalidPayload, MailboxFull and OutcomeUnknown.
+        Raises: InvalidColumns if there are not as many payloads as questions; otherwise the same errors as `reply`,
+        such as NoQuestion, InvalidPayload, MailboxFull and OutcomeUnknown.
         """
         return await self.reply_to(slices_of(messages), payloads)
 
