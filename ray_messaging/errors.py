@@ -248,7 +248,7 @@ class StepAborted(MessagingError, RuntimeError):
 class BudgetSpent(MessagingError):
     """The budget of `Calls(budget=)`, which limits calls or money, is spent.
 
-    The run ends, and its open step is not committed. The next run can begin with that step.
+    The run ends, and the step that it has begun is not committed. The next run can begin with that step.
     """
 
 

@@ -226,9 +226,11 @@ class Messager(names.ChannelNames):
         return await sender.broadcast(unspread_batches(chunks, audience, names.check_subtopic(subtopic), engine.step))
 
     async def relay(self, frames: Sequence[bytes]) -> Receipts:
-        """Send batches of messages that the module `sending.bulk_input` has encoded in another process.
+        """Send messages that another process has encoded with the module `sending.bulk_input`.
 
         Return one receipt for each message.
+
+        Args: Each of `frames` is a batch of messages.
         """
         batches = [decode(frame) for frame in frames]
         self.engine.checks.check_senders(batch.from_ids for batch in batches)
@@ -283,8 +285,8 @@ class Messager(names.ChannelNames):
     async def reply_columns(self, messages: Message | Iterable[Message], payloads: object) -> Receipts:
         """Answer many questions, with one payload for each question or one for all; return a receipt for each answer.
 
-        Raises: InvalidColumns if there is another number of payloads; otherwise the same errors as `reply`, such as
-        NoQuestion, InvalidPayload, MailboxFull and OutcomeUnknown.
+        Raises: InvalidColumns if there are not as many payloads as questions; otherwise the same errors as `reply`,
+        such as NoQuestion, InvalidPayload, MailboxFull and OutcomeUnknown.
         """
         return await self.conversation.reply_columns(messages, payloads)
 
@@ -460,7 +462,7 @@ class Messager(names.ChannelNames):
 
         Requesting the next step commits the current one. After a `break` or an exception the current step is not
         committed, and the next call of `steps` runs it again. All groups must iterate at the same time, because each
-        group waits until the other groups have closed the previous step.
+        group waits until the other groups have ended the previous step.
 
         Args: with `leave` the group leaves before step `until`, and the other groups go on without it.
         Raises: ConfigError if the experiment has no steps, or this messager has no name or hosts no agents;
@@ -491,7 +493,7 @@ class Messager(names.ChannelNames):
 
     @property
     def directory(self) -> Directory:
-        """Return the list of all mailboxes and their channels, as it was last loaded."""
+        """Return the list of all mailboxes and their channels, as this messager last loaded it from the server."""
         return self.engine.directory
 
     # -- the local log --------------------------------------------------------------------------------------------

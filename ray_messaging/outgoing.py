@@ -61,7 +61,7 @@ class Outgoing:
         from_id: SenderId = OMITTED,
         subtopic: str = AGENT_CHAT,
     ) -> "Outgoing":
-        """Build a message with one payload for many agents. The payload is encoded once; each agent has a receipt.
+        """Build a message with one payload for many agents. A call that sends it returns a receipt for each agent.
 
         Raises: InvalidAddress for an invalid id or subtopic.
         """

@@ -306,7 +306,7 @@ class Messaging(AbstractContextManager["Messaging"]):
 
     @property
     def interceptor(self) -> Any:  # noqa: ANN401 - a Ray actor handle
-        """Return the handle of the interceptor actor."""
+        """Return the Ray handle of the interceptor, the actor that holds the experiment's rules for messages."""
         return self._connection.interceptor
 
     def stats(self) -> dict[str, Any]:
@@ -321,9 +321,9 @@ class Messaging(AbstractContextManager["Messaging"]):
         return {"exp_id": self.exp_id} | stats
 
     def health(self) -> "Health":
-        """Check the health of the experiment, which takes at most 5 s.
+        """Check within 5 s whether the experiment is healthy, and return the findings as a Health.
 
-        Return a Health, which has a remedy for each problem that was found.
+        The Health has a remedy for each problem that was found.
         """
         from ray_messaging.cluster.health_check import check_health
 
@@ -352,22 +352,22 @@ class Messaging(AbstractContextManager["Messaging"]):
         port: int = 8267,
         allow_host: Sequence[str] = (),
     ) -> "Seat":
-        """Give an agent's seat to a person, who reads the agent's inbox and writes its messages on a web page.
+        """Let a person act for an agent: the person reads the agent's inbox and writes its messages on a web page.
 
         Call this before `run`. In each step, `run` then lets the person act in place of the model, and waits for the
         person up to `Steps(seat_timeout_s=)`. What people do is stored like the results of `me.remember`. One web
-        server, in a process of its own, has the pages of all seats, until `shutdown`. See docs/guides/seats.md.
+        server, in a process of its own, has the pages of all these people, until `shutdown`. See docs/guides/seats.md.
 
         Args:
-            agent: The agent's id. If the agent has a seat already, such as in a resumed run, its link stays valid.
+            agent: The agent's id. If a person acts for it already, such as in a resumed run, that link stays valid.
             consent: A text to which people must agree before they begin; "": no such text.
             host: The address on which the web server listens. People at other machines cannot reach a loopback address.
-            port: The port; 0 selects a free port. The links of an earlier start work only if the port is the same.
+            port: The port; 0 selects a free port. In a resumed experiment earlier links work only at the same port.
             allow_host: More names by which browsers may reach the server, such as that of a proxy.
 
-        Returns: the seat; `seat.url` is the link for the person, and has a secret token.
+        Returns: a Seat; its `url` is the link for the person, and has a secret token.
         Raises: ConfigError if the experiment has no steps; if the web server cannot start, because its port is taken or
-        `ray-messaging[ui]` is not installed; or if the server of earlier seats has another address.
+        `ray-messaging[ui]` is not installed; or if an earlier call had another `host`, `port` or `allow_host`.
         """
         from ray_messaging.cluster.handles.seat import Seat, SeatPages
 
@@ -461,7 +461,11 @@ class Messaging(AbstractContextManager["Messaging"]):
         return self._groups.host_of(agent_id)
 
     def agents(self) -> "HostedAgents":
-        """Return a mapping from each agent to its group, agents of `open_messager` included. It has `to_pandas()`."""
+        """Return a mapping from each agent's id to the name of the group that hosts the agent.
+
+        For an agent of `open_messager` the name is that of the messager. The mapping does not change later, and has
+        `to_pandas()`.
+        """
         from ray_messaging.cluster.handles.hosted_agents import HostedAgents
 
         return HostedAgents(self._connection.ask(self.interceptor.agents.remote()))
@@ -563,7 +567,7 @@ class Messaging(AbstractContextManager["Messaging"]):
         return Audience(self._connection, name)
 
     def audiences(self) -> "list[Audience]":
-        """Return all audiences, sorted by name."""
+        """Return all audiences, sorted by name. Each is a named set of pairs of sender and hearer."""
         from ray_messaging.cluster.handles.audience import Audience
 
         names = self._connection.ask(self.interceptor.audiences.remote()).names()
@@ -983,7 +987,7 @@ class Messaging(AbstractContextManager["Messaging"]):
 
     @property
     def calls(self) -> "Calls | None":
-        """Return the limits of calls through `me.remember`, or None if there are no limits."""
+        """Return the limits of agents' calls by `me.remember`, such as calls of a language model; None: no limits."""
         return self._connection.experiment.calls
 
     @property
@@ -1029,12 +1033,12 @@ class Messaging(AbstractContextManager["Messaging"]):
     def on_blocked(
         self, callback: "Callable[[BlockedMessage], object]", *, after: int | None = None
     ) -> "BlockedListener":
-        """Call a function in a thread with each blocked message, until the returned listener is closed.
+        """Call a function, in a thread, for each message that a rule blocks, and return at once.
 
-        The function gets a BlockedMessage.
+        The function gets a BlockedMessage. The calls end when the returned listener is closed.
 
-        Args: `after` is the cursor of a BlockedMessage, from which to continue; None: only messages that are blocked
-        from now on.
+        Args: `after` is the cursor of a BlockedMessage: the first call is for the blocked message after that one.
+        None: only messages that are blocked from now on.
         Raises: ConfigError if the experiment has no event log; Closed if the experiment was shut down.
         """
         from ray_messaging.cluster.handles.remote_log import BlockedListener

@@ -25,7 +25,7 @@ class RetryPolicy:
 
 
 class Backoff:
-    """The pauses of one retried operation.
+    """The pauses between the tries of one operation.
 
     Args: `deadline` is the end of the retries, on the clock of time.monotonic() and asyncio; None: no end.
     """
@@ -53,7 +53,7 @@ class Backoff:
         await asyncio.sleep(self.next_pause())
 
     def reset(self) -> None:
-        """Start again with the first pause, after a success."""
+        """Make the next pause as short as the first one; call this after a success."""
         self._pause_s = self.policy.first_s
 
 

@@ -126,7 +126,9 @@ class EventLog:
 
     @property
     def run(self) -> dict[str, Any] | None:
-        """Return what is recorded about the run itself: the experiment, settings, groups, starts and rule changes.
+        """Return what is recorded about the run itself: its experiment, settings, groups, rule changes and so on.
+
+        For each `Messaging.start` of the experiment, the record says when it began, and when it ended.
 
         docs/event-log.md lists the keys of this dict. The result is None if the folder has no such record.
         """
@@ -161,11 +163,12 @@ class EventLog:
         return self._table("query", internal=internal, text=text, expand=expand, **fields)
 
     def recent(self, *, width: int = 1000, **fields: Unpack[Fields]) -> pa.Table:
-        """Return the last matching rows in log order, at most `limit` (by default 100).
+        """Return the last rows of the log that match the filters in `fields`, in the order of the log.
 
-        Payloads are JSON text, cut to `width` characters. `payload_bytes` is the size of the text before the cut. The
-        log is read from its end, so this call is fast even in a long log. A broadcast has one row for each group or
-        messager whose agents hear it, as in `query`.
+        The field `limit` is the most rows to return (by default 100). Payloads are JSON text, cut to `width`
+        characters. `payload_bytes` is the size of the text before the cut. The log is read from its end, so this call
+        is fast even in a long log. A broadcast has one row for each group or messager whose agents hear it, as in
+        `query`.
         """
         return self._table("recent", width=width, **({"limit": 100} | fields))
 
@@ -179,7 +182,9 @@ class EventLog:
         return with_exact_integers(self._source.ask("series"))
 
     def calls(self, *, by: str | Sequence[str] = ()) -> pa.Table:
-        """Return the calls that agents made with `me.remember` in committed steps: one row per call, by step and agent.
+        """Return the function calls that agents made by `me.remember` in committed steps: one row per call.
+
+        Such a function asks a language model, for example. The rows are sorted by step and agent.
 
         The columns are step, agent, function, arguments and result (as JSON), seconds, tries, source, bytes (the size
         of the result), by_content, key (a text that identifies the call), model, input_tokens, cached_tokens (how many
@@ -394,9 +399,10 @@ class EventLog:
         return first_difference(self.pages(text=True), other.pages(text=True))
 
     def stats(self, **fields: Unpack[Fields]) -> dict[str, Any]:
-        """Return statistics of the matching rows, as a dict of JSON's types with times in unix seconds.
+        """Return statistics of the rows that match the filters in `fields`, as a dict of JSON's types.
 
-        `rows` is their number, `first` and `last` are times of sending, `fates` and `rules` have numbers of rows.
+        `rows` is the number of these rows, and `first` and `last` are their first and last times of sending, in unix
+        seconds. `fates` has the number of rows by fate, such as "delivered", and `rules` the number by rule.
         `writers` and `readers` are numbers of agents, and `busiest_writers` and `busiest_readers` lists of [id, rows].
         `traffic` has the number of rows over time, and `groups` the number of rows from each sending group or messager
         to each receiving one. `segments` and `bytes` are the number of all files and their size in bytes, and `live` is

@@ -246,6 +246,8 @@ class Count(Aggregate):
     def partial(self, values: Values, counted: NDArray[np.bool_] | None = None) -> tuple[str, Any]:
         """Return what one group contributes: the aggregate's kind, and for each value a pair (value, number of agents).
 
+        Args: `values` has the value of each agent, and `counted` says which of them are included (None: all).
+
         Raises: UnfitValue if the values are floats.
         """
         kind, column = column_of(self.name, values) if len(values) else ("", [])

@@ -259,8 +259,8 @@ class Step:
 
         The answers are read in the next step, or in step `deliver_at`.
 
-        Raises: InvalidColumns if there is another number of payloads; otherwise the same errors as `reply`, such
-        as NoQuestion, InvalidPayload and ConfigError.
+        Raises: InvalidColumns if there are not as many payloads as questions; otherwise the same errors as `reply`,
+        such as NoQuestion, InvalidPayload and ConfigError.
         """
         questions = self._inbox.questions_of(messages, self.number)
         if questions:
@@ -299,7 +299,11 @@ class Step:
         self.series = series
 
     def keep_calls(self, calls: bytes) -> None:
-        """Store the calls that agents have made through `me.remember`. They are written when the step is committed.
+        """Set the record of the calls that agents have made through `me.remember` in this step.
+
+        The record is written when the step is committed. Another call of `keep_calls` replaces it.
+
+        Args: `calls` is the record, as `encode_calls` of `ray_messaging.model.calls` returns it.
 
         Raises: PayloadTooLarge if the calls are larger than MessagingConfig.state_bytes.
         """

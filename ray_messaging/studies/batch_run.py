@@ -52,13 +52,13 @@ def batch_run(
     on_existing: str = "resume",
     progress: bool = True,
 ) -> "Study":
-    """Run a model for each combination of parameters and each replicate, and return the study: one row per run.
+    """Run a model for each combination of parameters and each replicate, and return the results as a Study.
 
     Each run is a call of `ray_messaging.run` in a process with one core. If this process uses Ray, or RAY_ADDRESS names
     a cluster, the processes are Ray tasks. Otherwise they are processes of this machine. The result of a run does not
     depend on the machine or process. Runs that have ended are written to the folder. If the program dies, the same call
     in a new program goes on with the remaining runs. If a worker dies, its run is made again. If a run raises an
-    exception, its row has the error, and the other runs go on.
+    exception, the study has the error in place of the run's results, and the other runs go on.
 
     The model gets parameters by name, such as `def person(me, inbox, *, chance)`, and so do all functions that are
     passed here. They may also take the run's `seed` and `replicate`, and `row`, the dict of all parameters.
@@ -68,11 +68,10 @@ def batch_run(
         parameters: The rows of parameters: a dict that has a list of values for each parameter, so that each
             combination of values is a row; or a list of dicts, one for each row; or a DataFrame.
         agents: As for `run`, or a function of parameters that returns it.
-        until: The first step that is not run, or a function of parameters that returns it. With `max_steps`, a
+        until: The number of steps of a run, or a function of parameters that returns it. With `max_steps`, a
             condition as for `run`. The condition may take parameters by name after the collected values, such as
             `lambda now, goal: now["mood"] > goal`.
-        max_steps: If `until` is a condition: the first step that is not run even if the condition is never met, or a
-            function of parameters that returns it.
+        max_steps: If `until` is a condition: the most steps of a run, or a function of parameters that returns it.
         replicates: The number of runs of each row, each with a seed of its own. All rows have the same seeds.
         seed: The number from which the seeds of all runs are derived.
         folder: The folder of the study, a path or a URI. None: a temporary folder, which is removed when the process

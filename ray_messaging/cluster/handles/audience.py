@@ -69,7 +69,10 @@ class Audience:
 
     @property
     def kind(self) -> str:
-        """Return "graph", "members" or "positions"; raise UnknownName if the audience was removed."""
+        """Return what the audience was made of: "graph", "members" or "positions".
+
+        Raises: UnknownName if the audience was removed.
+        """
         return str(self._newest().facts.kind)
 
     @property

@@ -72,7 +72,7 @@ class RemoteSource:
 
 @dataclass(frozen=True, slots=True)
 class BlockedMessage(LogRow):
-    """A message that a rule blocked, with the fields of its row in the log (see `LogRow`), such as `rule` and `reason`.
+    """A message that a rule blocked, with the fields of a `LogRow`, such as `rule` and `reason`.
 
     `cursor` is its number among the blocked messages: pass it as `after` to continue with the next blocked message,
     also in another process.

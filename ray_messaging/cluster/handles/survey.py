@@ -87,7 +87,10 @@ class Survey(Generic[T]):
 
     @property
     def pending(self) -> list[AgentId]:
-        """Return the agents that have not answered."""
+        """Return the agents that have not answered yet, with those that have not been asked yet.
+
+        Agents whose question was blocked or undeliverable are left out.
+        """
         return self._now().of_state(OPEN)
 
     @property

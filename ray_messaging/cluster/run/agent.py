@@ -133,7 +133,9 @@ class Agent:
 
     @property
     def blocked(self) -> Sequence[BlockedSend]:
-        """Return the messages of the agent's previous step that rules blocked, each with rule and reason.
+        """Return the messages that the agent sent in the previous step, but that rules blocked.
+
+        Each has the `rule` that blocked it, and the `reason`.
 
         A blocked question gets no answer; its `message_id` is the id that `ask` returned.
         """
@@ -268,7 +270,10 @@ class Agent:
         self._society.moves[self.id] = check_name("group", to)
 
     def stay_active(self) -> None:
-        """Ask to be called in the next step even without messages, if the run has only_active=True."""
+        """Stay active in a run with only_active=True, in which the model is not called for all agents.
+
+        In the next step the model is then called for this agent even if there are no messages for it.
+        """
         self._society.staying.add(self._place)
 
     def stop(self) -> None:

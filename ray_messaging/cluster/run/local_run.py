@@ -132,8 +132,8 @@ def run(
 
     Use this function if one process is enough: for a small model, for a test, or for one of many runs at the same time.
     Use `Messaging.run` if a run needs several processes or machines. With the same seed, both give the same messages in
-    the same order, with the same decisions of rules, and the same states and digests, whatever `groups` is. A run with
-    a `log_dir` whose process has ended can be resumed.
+    the same order, with the same decisions of rules, and the same states and digests, whatever `groups` is. If the
+    process of a run with a `log_dir` ends, the run can be resumed.
 
     Each group has a copy of `shared`, and the run has copies of the rules. The model is not copied: its globals are the
     same in all groups. If a model that is a plain function, not async, never returns, the process cannot end, even
@@ -157,12 +157,13 @@ def run(
         progress: Show the progress: a bar on a terminal, otherwise a line on stderr every 10 s.
         rules: The rules, as for `Messaging.start`.
         seed: The seed of all random numbers, as for `Steps`.
-        calls: The limits of calls through `me.remember` in this run, and the folder in which their answers are shared.
+        calls: The limits of agents' calls by `me.remember`, such as calls of a language model, and the folder in which
+            several runs share the answers of these calls.
         log_dir: The folder of the run's event log, as for `Messaging.start`; None: there is no log. `EventLog.open`
             reads it. The data that "resume" needs are kept in `<log_dir>-server`. If `log_dir` is a URI, such as
             "s3://...", they are not kept; `Messaging.fork` can go on with such a run from a checkpoint.
-        checkpoint: With `log_dir`, write a checkpoint after every n-th step and after the last one, for
-            `Messaging.fork`.
+        checkpoint: With `log_dir`, a number n: after every n-th step and after the last one, write a checkpoint, from
+            which `Messaging.fork` can start. None: no checkpoints.
         on_existing: If `log_dir` has a log already: "error" raises AlreadyExists, "resume" goes on with that run after
             its last step, and "reset" deletes that log.
         wait_for: "all": a step begins once all agents have ended the step before. "neighbours": slow calls begin

@@ -310,7 +310,7 @@ class Run(AbstractContextManager["Run"]):
         return f"Run(step {self.step}, {len(self._actors):,} groups{'' if self._open else ', closed'})"
 
     def advance(self, n: int = 1, *, progress: bool = False) -> int:
-        """Run n more steps; return the first step that did not run. After Ctrl-C no further step begins.
+        """Run n more steps; return the number of the next step to run. After Ctrl-C no further step begins.
 
         Raises: the same errors as `messaging.run`, such as StepFailed, each of which also closes this run; Closed if
         this run was closed before; BudgetSpent if no step ran because the budget of `Calls(budget=)` is spent.
@@ -472,9 +472,9 @@ class Run(AbstractContextManager["Run"]):
         )
 
     def close(self) -> None:
-        """End this run.
+        """End this run; a second call does nothing.
 
-        The groups leave their mailboxes. Committed steps are kept, and another run can go on from there.
+        Committed steps are kept, and another run can go on after the last one.
         """
         if self._open:
             self._detach()

@@ -19,7 +19,7 @@ _PAGE = 8192  # the number of rows that are converted to Python objects at a tim
 
 @dataclass(frozen=True, slots=True)
 class LogRow:
-    """One row of the log: a send to one recipient, or to no recipient. Times are in unix seconds.
+    """One row of the event log: a send to one recipient, or to no recipient. Times are in unix seconds.
 
     A broadcast has one row for each mailbox, the queue of one group or messager, in which agents hear it. These fields
     are None where they do not apply: `step` is the step in which the message was sent, `step_read` the one in which it

@@ -355,8 +355,8 @@ class AsyncGroup(StampedHandle):
     async def reply_columns(self, messages: Acked, payloads: object) -> Receipts:
         """Answer many questions, with one payload for each question or one for all; return a receipt for each answer.
 
-        Raises: InvalidColumns if there is another number of payloads; otherwise the same errors as `reply`, such as
-        NoQuestion, InvalidPayload, MailboxFull and OutcomeUnknown.
+        Raises: InvalidColumns if there are not as many payloads as questions; otherwise the same errors as `reply`,
+        such as NoQuestion, InvalidPayload, MailboxFull and OutcomeUnknown.
         """
         return await self.reply_to(slices_of(messages), payloads)
 
@@ -573,7 +573,7 @@ class AsyncGroup(StampedHandle):
         return driven_steps(self._experiment, self.name, driving_task(), until, leave=leave)
 
     async def state(self) -> bytes | None:
-        """Return the group's state after its last committed step, or None if there is none.
+        """Return the group's state, as bytes, after its last committed step; None if the group has set no state.
 
         Raises: ConfigError if the experiment has no steps.
         """
@@ -581,7 +581,7 @@ class AsyncGroup(StampedHandle):
         return found
 
     async def fates(self, step: int) -> "Counter[str]":
-        """Return how many messages of this group in a step have each fate: {"delivered": 3, "blocked": 1}, for example.
+        """Return, by fate, how many messages this group has sent in a step, such as {"delivered": 3, "blocked": 1}.
 
         Raises: UnknownName if some group of the experiment has not committed the step yet, or if the step is more than
         64 steps old; ConfigError if the experiment has no steps.

@@ -126,7 +126,7 @@ class Group(StampedHandle):
 
     @property
     def state(self) -> bytes | None:
-        """Return the group's state after its last committed step, or None if there is none.
+        """Return the group's state, as bytes, after its last committed step; None if the group has set no state.
 
         Raises: ConfigError if the experiment has no steps.
         """
