@@ -23,8 +23,8 @@ will not be. With `--page docs/zoo.md` the command also writes this page.
 - *replicates* is how many times we ran the model, each time with other random numbers.
 - *tolerance* is how far our result may be from the published value: three standard errors of our result, plus the
   uncertainty of the published value.
-- *comes out* says whether our result is within the tolerance. *no, as declared* means that it is not, and that the
-  section [What does not come out](#what-does-not-come-out) says why.
+- *comes out* says whether our result is within the tolerance. *no, as declared* means that our result
+  is not within the tolerance, and that the section [What does not come out](#what-does-not-come-out) says why.
 
 {table}
 
