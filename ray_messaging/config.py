@@ -162,8 +162,9 @@ class Steps(_Settings):
     seed: int = _setting(0, "the seed of the agents' random numbers", ge=-(2**63), lt=2**63)
     wait_for: Literal["all", "senders", "neighbours"] = _setting(
         "all",
-        "who waits for whom: each group for all groups; each group only for groups that may send to it "
-        "(messaging.steps.declare); or each agent, before it calls a language model, only for its neighbours",
+        "'all': each group waits for all groups; 'senders': each group waits only for groups that may send to it "
+        "(messaging.steps.declare); 'neighbours': each agent, before it calls a language model, waits only for its "
+        "neighbours",
     )
     ahead: int = _setting(
         16,
@@ -176,7 +177,8 @@ class Steps(_Settings):
         None, "step 0 waits until this many groups have joined; None: one group is enough", ge=1
     )
     stall_s: PositiveFloat = _setting(
-        30.0, "seconds for which a group may hold up a step before the log and messaging.health() name it"
+        30.0,
+        "seconds for which a group may hold up a step before a logged warning and messaging.health() name the group",
     )
     digest: bool = _setting(
         False, "compute a hash of the messages of each step, by which runs are compared (messaging.steps.digest)"
@@ -239,12 +241,12 @@ class Calls(_Settings):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     rate_per_minute: PositiveFloat | None = _setting(
-        None, "most calls that begin per minute, at an even pace; None: no limit"
+        None, "how many calls may begin per minute, at an even pace; None: no limit"
     )
     concurrency: int | None = _setting(None, "most calls at the same time; None: no limit", ge=1)
-    retries: int = _setting(0, "most further tries of a call that has failed", ge=0)
+    retries: int = _setting(0, "how often a call that has failed is tried again, at most", ge=0)
     tokens_per_minute: PositiveFloat | None = _setting(
-        None, "most tokens per minute, of prompts and answers, at an even pace; None: no limit"
+        None, "how many tokens of prompts and answers may be used per minute, at an even pace; None: no limit"
     )
     budget: int | str | None = _setting(
         None,
@@ -367,11 +369,12 @@ class RedisConfig(ServerConfig):
     )
     socket_dir: str | None = _setting(
         None,
-        "a folder with the server's unix socket, PORT.sock; if it exists, it is used, because it is faster than TCP",
+        "a folder with the server's unix socket, PORT.sock; if this socket exists, it is used, because it is faster "
+        "than TCP",
     )
 
     sentinels: tuple[str, ...] = _setting((), "in place of server and port: the Sentinels' addresses, host:port each")
-    service: str | None = _setting(None, "the service of the Sentinels, whose primary is the server")
+    service: str | None = _setting(None, "the name by which the Sentinels know the server, such as mymaster")
     sentinel_username: str | None = _setting(None, "the user's name at the Sentinels, if they have an ACL")
     sentinel_password: str | None = _setting(None, "the password of the Sentinels", repr=False)
     cluster: tuple[str, ...] = _setting((), "in place of server and port: some nodes of a cluster, host:port each")
@@ -601,13 +604,14 @@ class MessagingConfig(_Settings):
         "most unread bytes in a mailbox, which holds the messages for one group; senders wait while it is full",
     )
     inbox_messages: PositiveInt = _setting(
-        100_000, "most messages that a receiver reads before they are fetched; twice as many if the server is far away"
+        100_000,
+        "how many messages a receiver reads, at most, before they are fetched; twice as many if the server is far away",
     )
     outbox_messages: PositiveInt = _setting(
-        200_000, "most messages that may wait in a messager to be sent; `send` waits while that many wait"
+        200_000, "how many messages may wait in a messager to be sent; `send` waits while that many wait"
     )
     outbox_bytes: PositiveInt = _setting(
-        256 * 2**20, "most bytes that may wait in a messager to be sent; `send` waits while that many wait"
+        256 * 2**20, "how many bytes may wait in a messager to be sent; `send` waits while that many wait"
     )
     payload_bytes: int = _setting(
         8 * 2**20, "most bytes of one payload as JSON; the setting may be up to 64 MiB", gt=0, le=PAYLOAD_LIMIT
@@ -615,8 +619,12 @@ class MessagingConfig(_Settings):
     state_bytes: int = _setting(
         64 * 2**20, "most bytes of a transaction's state; the setting may be up to 256 MiB", gt=0, le=TRANSACTION_BYTES
     )
-    complete_messages: PositiveInt = _setting(1_000_000, "most messages of one fetch with `complete=True`")
-    complete_bytes: PositiveInt = _setting(256 * 2**20, "most bytes of one fetch with `complete=True`")
+    complete_messages: PositiveInt = _setting(
+        1_000_000, "how many messages one fetch with `complete=True` may return; above it FetchTooLarge is raised"
+    )
+    complete_bytes: PositiveInt = _setting(
+        256 * 2**20, "how many bytes one fetch with `complete=True` may return; above it FetchTooLarge is raised"
+    )
     frame_rows: PositiveInt = _setting(FRAME_ROWS, "most messages that the server stores together, as one frame")
     frame_bytes: PositiveInt = _setting(FRAME_BYTES, "most bytes that the server stores together, as one frame")
     send_timeout_s: PositiveFloat = _setting(
