@@ -167,7 +167,7 @@ class Steps(_Settings):
     )
     ahead: int = _setting(
         16,
-        "with wait_for='neighbours': for how many steps after the open step agents may already call a language model",
+        "with wait_for='neighbours': for how many steps after the present step agents may already call a language model",
         ge=1,
         le=64,
     )
@@ -175,13 +175,13 @@ class Steps(_Settings):
         None, "step 0 waits until this many groups have joined; None: one group is enough", ge=1
     )
     stall_s: PositiveFloat = _setting(
-        30.0, "seconds for which a group may hold up a step before the log and messaging.health() name it"
+        30.0, "seconds for which a group may hold up a step before a warning and messaging.health() name the group"
     )
     digest: bool = _setting(
         False, "compute a hash of the messages of each step, by which runs are compared (messaging.steps.digest)"
     )
     seat_timeout_s: PositiveFloat | None = _setting(
-        60.0, "seconds for which a step waits for people at seats (messaging.seat); None: no limit"
+        60.0, "seconds for which a step waits for the people who play agents (messaging.seat); None: no limit"
     )
     checkpoint: int | None = _setting(
         None, "with log_dir: keep a checkpoint after every n-th step and the last one, for Messaging.fork", ge=1

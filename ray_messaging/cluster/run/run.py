@@ -215,8 +215,8 @@ class Opening:
 class Run(AbstractContextManager["Run"]):
     """A run of a model that waits between its steps until `advance` is called; `messaging.start_run` returns it.
 
-    `step` is the first step that did not run. Use the run as a context manager, or call `close`. The next run, and the
-    end of the experiment, also close the run.
+    `step` is the number of the next step to run. Use the run as a context manager, or call `close`. The next run, and
+    the end of the experiment, also close the run.
     """
 
     def __init__(
@@ -310,7 +310,7 @@ class Run(AbstractContextManager["Run"]):
         return f"Run(step {self.step}, {len(self._actors):,} groups{'' if self._open else ', closed'})"
 
     def advance(self, n: int = 1, *, progress: bool = False) -> int:
-        """Run n more steps; return the first step that did not run. After Ctrl-C no further step begins.
+        """Run n more steps; return the number of the next step to run. After Ctrl-C no further step begins.
 
         Raises: the same errors as `messaging.run`, such as StepFailed, each of which also closes this run; Closed if
         this run was closed before; BudgetSpent if no step ran because the budget of `Calls(budget=)` is spent.
