@@ -167,7 +167,7 @@ class Steps(_Settings):
     )
     ahead: int = _setting(
         16,
-        "with wait_for='neighbours': for how many steps after the present step agents may already call a language model",
+        "with wait_for='neighbours': agents may already call a language model for up to this many steps after the present one",
         ge=1,
         le=64,
     )
