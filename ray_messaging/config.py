@@ -184,7 +184,7 @@ class Steps(_Settings):
         False, "compute a hash of the messages of each step, by which runs are compared (messaging.steps.digest)"
     )
     seat_timeout_s: PositiveFloat | None = _setting(
-        60.0, "seconds for which a step waits for people at seats (messaging.seat); None: no limit"
+        60.0, "seconds for which a step waits for the people who play agents (messaging.seat); None: no limit"
     )
     checkpoint: int | None = _setting(
         None, "with log_dir: keep a checkpoint after every n-th step and the last one, for Messaging.fork", ge=1

@@ -126,7 +126,10 @@ class MessagingError(Exception):
 
 
 class ConfigError(MessagingError, ValueError):
-    """A setting or argument cannot work, or a call does not suit the experiment, such as `steps` without `Steps()`."""
+    """A setting or argument cannot work, or the experiment does not allow a call.
+
+    For example, `group.steps(...)` works only in an experiment that was started with `steps=Steps()`.
+    """
 
 
 class InvalidAddress(MessagingError, ValueError):
@@ -218,7 +221,7 @@ class NotListening(MessagingError, RuntimeError):
 
 
 class TransactionError(MessagingError, RuntimeError):
-    """A transaction cannot be opened or continued: another is open, it has ended, or it is too large."""
+    """A transaction cannot be opened or continued: another one is open, or this one has ended or is too large."""
 
 
 class NotRepeatable(MessagingError, AssertionError):
@@ -404,7 +407,7 @@ def ended(exp_id: str, why: str = "", *, unsent: bool = False) -> Closed:
 
 
 class Fenced(MessagingError, RuntimeError):
-    """A newer process has taken over the mailbox or sender `name`; `epoch` is the older process's number."""
+    """A newer process has taken over the mailbox or sender `name`; `epoch` is the number of its previous owner."""
 
     name: str
     epoch: int
@@ -428,7 +431,7 @@ class InvalidColumns(MessagingError, ValueError):
     """Columns of a call that sends many messages do not fit together, or have values that cannot be sent.
 
     `column` is the name of a column of `columns(...)`, or None if the error is not about one such column. `row` is the
-    row of a value, or None if the error is not about one row.
+    number of the row with the invalid value, or None if the error is not about one row.
     """
 
     column: str | None = None

@@ -206,6 +206,8 @@ class Messager(names.ChannelNames):
     ) -> Receipts:
         """Send one message from an agent to all its hearers in an audience; return one receipt for each hearer.
 
+        An audience is a named set of pairs of sender and hearer.
+
         Args: from_id None is the user; audience is the audience's handle or name, or "*" for all agents.
         Raises: UnknownName if the audience does not exist; otherwise the same errors as `send_message`, such as
         UnknownSender, InvalidPayload, MailboxFull and OutcomeUnknown.
@@ -285,8 +287,8 @@ class Messager(names.ChannelNames):
     async def reply_columns(self, messages: Message | Iterable[Message], payloads: object) -> Receipts:
         """Answer many questions, with one payload for each question or one for all; return a receipt for each answer.
 
-        Raises: InvalidColumns if there are not as many payloads as questions; otherwise the same errors as `reply`,
-        such as NoQuestion, InvalidPayload, MailboxFull and OutcomeUnknown.
+        Raises: InvalidColumns unless there is one payload, or one for each question; otherwise the same errors as
+        `reply`, such as NoQuestion, InvalidPayload, MailboxFull and OutcomeUnknown.
         """
         return await self.conversation.reply_columns(messages, payloads)
 
@@ -338,9 +340,10 @@ class Messager(names.ChannelNames):
     ) -> None:
         """Claim agents for this messager, and listen on their channels.
 
-        Args: `owner` names the owner of the mailbox; while that owner lives, no other owner can take the mailbox over.
-        `gone` is a function that returns whether the present owner is known to be dead. If the owner is dead, this call
-        does not wait until that owner has been silent for `MessagingConfig.lease_s`.
+        Args: `owner` is the name of the new owner of this messager's mailbox, the queue where its messages wait on the
+        server. While an owner lives, no other owner can take its mailbox over. `gone` is a function that gets the name
+        of the mailbox's present owner, and returns whether that owner is known to be dead. If it returns True, this
+        call does not wait until the lease of that owner, of `MessagingConfig.lease_s` seconds, has ended.
         Raises: AlreadyExists if another messager hosts one of the agents, or another living owner has the mailbox.
         """
         await self.engine.host(AgentSet.of(column_of(agents, once=True)), subtopics, owner=owner, gone=gone)
@@ -397,8 +400,8 @@ class Messager(names.ChannelNames):
         committed are delivered again after a crash.
 
         Args: with commit="acked" the next fetch does not commit the messages of this fetch. Only `ack` commits them, in
-        any order: for coroutines that handle messages concurrently. With complete=True the call returns all messages
-        that the server had when the call began, in as many reads as needed (see docs/receiving.md).
+        any order. Use this if several coroutines handle messages at the same time. With complete=True the call returns
+        all messages that the server had when the call began, in as many reads as needed (see docs/receiving.md).
         Raises: NotListening if this messager does not listen; Fenced if a newer process has taken over the mailbox;
         FetchTooLarge if a fetch with `complete` is above its limits; ConfigError for an invalid argument.
         """

@@ -170,7 +170,7 @@ class Receipt(msgspec.Struct, eq=False, gc=False):
 
     @property
     def reason(self) -> str | None:
-        """Return why the message was blocked or could not be delivered, or None."""
+        """Return why the message was blocked or could not be delivered; None for any other message."""
         return self._outcome.reason(self._row)
 
     @property

@@ -179,7 +179,7 @@ class Messaging(AbstractContextManager["Messaging"]):
         calls: "Calls | None" = None,
         on_existing: Literal["error", "resume"] = "error",
     ) -> "Messaging":
-        """Start an experiment, the fork, in the middle of another run, its parent, from a checkpoint in its folder.
+        """Start an experiment, the fork, from a checkpoint in the folder of another run, the parent.
 
         The fork begins with the last checkpoint before `at_step`. The checkpoint has all states, the messages that are
         not read yet, the audiences, and the `state` of each rule. A call of `run` with the same agents and groups goes
@@ -191,8 +191,8 @@ class Messaging(AbstractContextManager["Messaging"]):
             exp_id: The name of the new experiment.
             log_dir: The folder of the fork's event log, which gets the parent's rows up to the checkpoint.
             at_step: The first step that may differ from the parent's step; None: the step after the last checkpoint.
-            rules: The fork's rules. A rule that has the name of a rule of the parent begins with what that rule
-                remembered.
+            rules: The fork's rules. A rule that has the name of a rule of the parent begins with the `state` of that
+                rule.
             states: Values to set in agents' states before step `at_step`, such as `{3: {"mood": 0.5}}`. In a run with
                 by="group" (see `run`) "mood" names an array of the group's state, and the value is set at the agent's
                 place in that array.
@@ -312,8 +312,9 @@ class Messaging(AbstractContextManager["Messaging"]):
     def stats(self) -> dict[str, Any]:
         """Return a dict of counters, such as the numbers of messages that rules have `judged` and `blocked`.
 
-        `waiting` has the number of unread messages of each mailbox, `dead_letters` has counts of dead letters, and
-        `log`, if the experiment has an event log, the counters of its writer.
+        `waiting` has the number of unread messages of each mailbox, `dead_letters` has counts of dead letters, the
+        messages that no mailbox could deliver. If the experiment has an event log, `log` has the counters of the log's
+        writer.
         """
         stats: dict[str, Any] = self._connection.ask(self.interceptor.stats.remote())
         if self.log_dir is not None:
@@ -383,7 +384,9 @@ class Messaging(AbstractContextManager["Messaging"]):
         return Seat(self._connection, agent, pages.url, token)
 
     def metrics_text(self) -> str:
-        """Return the metrics of server, interceptor, log and groups, as text in Prometheus' format, in at most 5 s.
+        """Return metrics of this experiment, as text in Prometheus' format, in at most 5 s.
+
+        They describe the server, the groups, the event log, and the actor by which rules judge messages.
 
         Metrics of groups are included only after `Messaging.start(..., metrics=True)`.
 
@@ -478,8 +481,8 @@ class Messaging(AbstractContextManager["Messaging"]):
         next step opens (see docs/moving-agents.md).
 
         Raises: UnknownName for an agent or a group that does not exist; AlreadyExists for an agent that is in that
-        group already; MoveFailed if the fetched messages were not committed in time; ConfigError for agents of
-        `open_messager` without steps.
+        group already; MoveFailed if the fetched messages were not committed in time; ConfigError in an experiment
+        without steps, for an agent of a messager that `open_messager` made.
         """
         from ray_messaging.cluster.moves import move_agents
 
@@ -560,7 +563,7 @@ class Messaging(AbstractContextManager["Messaging"]):
         return create_audience(self._connection, files, name, graph, members, positions, radius, ids, most_pairs)
 
     def audience(self, name: str) -> "Audience":
-        """Return an audience by its name; raise UnknownName if there is no such audience."""
+        """Return the handle of an existing audience; raise UnknownName if no audience has this name."""
         from ray_messaging.cluster.handles.audience import Audience
 
         self._connection.ask(self.interceptor.audiences.remote()).of(name)
@@ -587,6 +590,8 @@ class Messaging(AbstractContextManager["Messaging"]):
 
     def broadcast(self, audience: object, payload: "Payload", *, subtopic: str = AGENT_CHAT) -> "Receipts":
         """Send one message from the user to all hearers of an audience; return one receipt for each hearer.
+
+        An audience is a named set of pairs of sender and hearer.
 
         Args: `audience` is the audience's handle or name, or "*" for all agents.
         Raises: UnknownName if the audience does not exist; otherwise the same errors as `Messager.send_message`, such
@@ -752,8 +757,8 @@ class Messaging(AbstractContextManager["Messaging"]):
             actor_options: Ray's options for the groups' actors, for all groups or by group; see `create_groups`.
             progress: Show the progress: a bar on a terminal, otherwise a line on stderr every 10 s.
 
-        Ctrl-C ends the run after the open step, and `stopped` of the result is then True. A second Ctrl-C ends it at
-        once.
+        Ctrl-C ends the run after the step that is running, and `stopped` of the result is then True. A second Ctrl-C
+        ends it at once.
 
         Raises: StepFailed if the model raises an exception; ConfigError for invalid arguments, or agents and groups
         that differ from those of the earlier steps; StepTooLarge if a group gets more messages in a step than it can

@@ -96,7 +96,7 @@ Life = AsyncGenerator[None, None]
 
 
 async def at_loop_end(end: Callable[[], Awaitable[object] | None]) -> Life:
-    """Make the running event loop call `end` when it ends. Closing or dropping the returned object calls `end`, too.
+    """Make the running event loop call `end` when the loop ends. Closing or dropping the returned object calls it, too.
 
     This is done by an async generator: the last thing that asyncio does before a loop ends, after all tasks were
     cancelled, is to close open generators.

@@ -43,13 +43,13 @@ class Backoff:
         return self.deadline is not None and time.monotonic() + self._pause_s > self.deadline
 
     def next_pause(self) -> float:
-        """Return the pause before the next attempt, in seconds. Each call doubles the pause, up to the longest one."""
+        """Return the pause before the next try, in seconds. Each call doubles the pause, up to a limit."""
         pause_s = self._pause_s
         self._pause_s = min(2 * pause_s, self.policy.longest_s)
         return pause_s * (0.5 + _jitter.random()) if self.policy.jitter else pause_s
 
     async def sleep(self) -> None:
-        """Sleep until the next attempt."""
+        """Sleep for the pause before the next try."""
         await asyncio.sleep(self.next_pause())
 
     def reset(self) -> None:

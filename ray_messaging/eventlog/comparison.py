@@ -69,7 +69,7 @@ class Comparison:
 
 
 def compare(mine: EventLog | str | Path, theirs: EventLog | str | Path) -> Comparison:
-    """Compare two runs in steps, such as runs with different seeds. Pass the event log of each run, or its folder.
+    """Compare two runs that had steps, such as runs with different seeds. Pass their event logs, or the logs' folders.
 
     The result has `first`, the first message that differs (None: no message differs), and `to_pandas()`, with a row for
     each step: the numbers of messages in each run, and how many differ.

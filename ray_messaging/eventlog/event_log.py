@@ -113,9 +113,9 @@ class EventLog:
 
     @property
     def unended(self) -> str | None:
-        """Return a text that says what to do if no end of the run is recorded, or else None.
+        """Return advice if the folder of this log does not record the end of the run; return None in all other cases.
 
-        Without a recorded end, rows may be missing.
+        Without such a record, rows may be missing. The advice is a text that says where these rows may be.
         """
         return self._source.unended if isinstance(self._source, FolderSource) else None
 
@@ -144,7 +144,7 @@ class EventLog:
     def query(
         self, *, internal: bool = False, text: bool = False, expand: bool = False, **fields: Unpack[Fields]
     ) -> pa.Table:
-        """Return the matching rows in log order. There is a row for each send to each recipient.
+        """Return the rows that match `fields`, in log order. There is a row for each send to each recipient.
 
         A broadcast has one row for each mailbox, the queue of one group or messager, in which agents hear it. The row
         has no recipient, and `pairs` is the number of these agents. from_id and to_id are int64, or both are strs if
@@ -261,8 +261,8 @@ class EventLog:
 
         The causes of a message that was sent in a step are all messages that its sender read in the step. Messages from
         earlier steps, which the sender may remember, are left out. Outside of steps, the cause is the message that a
-        handler of `serve`, or the body of `async for`, was handling. If the message is an answer, its question comes
-        first. Print the tree, or call its `rows()`.
+        handler of `serve`, or the body of a loop `async for` over messages, was handling. If the message is an answer,
+        its question comes first. Print the tree, or call its `rows()`.
 
         Args:
             depth: The number of levels below the message.
@@ -290,7 +290,7 @@ class EventLog:
         return found
 
     def count(self, by: str | Collection[str] = "fate", **fields: Unpack[Fields]) -> pa.Table:
-        """Count the matching rows by columns, or by units of `sent_at`. The largest counts come first.
+        """Count the rows that match `fields`, by columns or units of `sent_at`. The largest counts come first.
 
         Args: `by` is one or several columns of `query`, or of "second", "minute", "hour" and "day".
         Returns: a table with these columns, and the number of rows in the column `count`.
@@ -319,7 +319,10 @@ class EventLog:
         return self._table("edges", **fields)
 
     def to_networkx(self, *, weighted: bool = False, **fields: Unpack[Fields]) -> Any:  # noqa: ANN401 - networkx is optional
-        """Return the edges as a networkx.MultiDiGraph: one per message, with sent_at, step, subtopic and message_id.
+        """Return the messages from agents to agents as the edges of a networkx.MultiDiGraph.
+
+        An edge has sent_at, step, subtopic and message_id. Only delivered messages are returned, unless another `fate`
+        is given.
 
         Args: with `weighted`, return a DiGraph, in which the `weight` of an edge is its number of messages.
 
@@ -421,7 +424,7 @@ class EventLog:
         return Tail(self._source.follower(), after=after, timeout_s=timeout_s, fields={**fields})
 
     def export(self, path: str | Path, *, on_progress: OnProgress | None = None, **fields: Unpack[Fields]) -> int:
-        """Write the matching rows to a .parquet, .csv or .jsonl file; return the number of rows.
+        """Write the rows that match `fields` to a .parquet, .csv or .jsonl file; return the number of rows.
 
         Memory use does not grow with the number of rows. `on_progress` is called with the number of rows so far.
 

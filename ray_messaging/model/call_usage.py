@@ -60,7 +60,7 @@ def money_of(parts: int) -> Decimal:
 
 
 class CallMeter:
-    """Counter of what one call by `me.remember` has used, in all of its tries.
+    """Counter of the tokens and the money that one call of a function by `me.remember` has used, in all of its tries.
 
     `waiting` is True while the call waits until a limit allows it to begin, or to try again.
 

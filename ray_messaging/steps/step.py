@@ -170,7 +170,8 @@ class Step:
     ) -> None:
         """Send one message from an agent to all its hearers in an audience.
 
-        They read it in the next step, or in step `deliver_at`. `audience` is the audience's handle or name.
+        They read it in the next step, or in step `deliver_at`. An audience is a named set of pairs of sender and
+        hearer. `audience` is its handle or its name.
 
         Raises: UnknownName for an audience that does not exist in this step; otherwise the same errors as
         `send_columns`, such as UnknownSender, InvalidPayload and ConfigError.
@@ -259,8 +260,8 @@ class Step:
 
         The answers are read in the next step, or in step `deliver_at`.
 
-        Raises: InvalidColumns if there are not as many payloads as questions; otherwise the same errors as `reply`,
-        such as NoQuestion, InvalidPayload and ConfigError.
+        Raises: InvalidColumns unless there is one payload, or one for each question; otherwise the same errors as
+        `reply`, such as NoQuestion, InvalidPayload and ConfigError.
         """
         questions = self._inbox.questions_of(messages, self.number)
         if questions:
@@ -321,7 +322,7 @@ class Step:
 
     @property
     def state(self) -> bytes | None:
-        """Return the state that was set in this step, or else the state of the previous step. None means no state.
+        """Return the group's state: the one set in this step, or else that of the previous step. None means no state.
 
         Setting the state raises InvalidPayload for anything except bytes or None, PayloadTooLarge for more bytes than
         MessagingConfig.state_bytes, and Closed if the step has ended.

@@ -48,7 +48,7 @@ class Study:
 
     @property
     def folder(self) -> str:
-        """Return the study's folder."""
+        """Return the path of the study's folder."""
         return self._files.where
 
     @property
@@ -67,7 +67,7 @@ class Study:
 
     @property
     def calls(self) -> CallCounts:
-        """Return how often the runs called `me.remember`, the tokens of these calls, and their cost.
+        """Return how many calls agents made by `me.remember`, such as calls of a language model, with tokens and cost.
 
         Runs that ended with an error are left out.
 

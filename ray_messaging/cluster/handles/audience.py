@@ -117,7 +117,7 @@ class Audience:
         """Add members; agents that are members already are ignored.
 
         Raises: InvalidAddress for an invalid id; UnknownName for an agent that no group hosts, or if the audience was
-        removed; ConfigError if the audience was not made of members.
+        removed; ConfigError unless the audience was made by `create_audience(members=...)`.
         """
         agents = AgentSet.of(ids)
         check_hosted(self._connection, self.name, agents)
@@ -126,8 +126,8 @@ class Audience:
     def remove(self, ids: "Iterable[AgentId]") -> None:
         """Remove members; agents that are not members are ignored.
 
-        Raises: InvalidAddress for an invalid id; UnknownName if the audience was removed; ConfigError if the audience
-        was not made of members.
+        Raises: InvalidAddress for an invalid id; UnknownName if the audience was removed; ConfigError unless the
+        audience was made by `create_audience(members=...)`.
         """
         self._files.change(self.name, partial(leave, self.name, AgentSet.of(ids)))
 

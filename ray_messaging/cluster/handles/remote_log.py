@@ -110,9 +110,9 @@ class BlockedMessages(AsyncIterator[BlockedMessage]):
 class BlockedListener(AbstractContextManager["BlockedListener"]):
     """Thread that calls a function with each blocked message.
 
-    `cursor` counts the blocked messages up to the last one that was handled. If the function raises an error, the error
-    is logged, and the listener continues with the next message. If the log does not answer, the listener asks again.
-    The thread ends when the listener is closed, or when the experiment ends.
+    `cursor` counts the blocked messages up to the last one that was handled. If the function raises an error, a logger
+    reports it, and the thread goes on with the next message. If the actor that writes the event log does not answer,
+    the thread asks it again. The thread ends after `close` was called, or when the experiment ends.
     """
 
     def __init__(self, log: Any, callback: Callable[[BlockedMessage], object], after: int | None) -> None:  # noqa: ANN401 - a Ray actor handle

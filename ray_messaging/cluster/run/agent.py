@@ -238,13 +238,14 @@ class Agent:
 
         A step runs again if, for example, its process has died. An equal call then gets the stored result, and the
         function is not called. Use this for calls that cost money or whose results vary, such as calls of a language
-        model. The model must be async, and await the result. Two calls are equal if the same agent calls the same
-        function (by its qualified name) with equal arguments in the same step. If an agent makes several equal calls in
-        one step, each of them is made, and has its own result. A run that `Messaging.fork` starts from this run uses
-        the stored results too. If msgpack cannot encode the arguments of a call, the call is identified by its number
-        among the agent's calls of the function. Awaiting the call returns an equal copy of what the function returned.
-        A plain function runs in a thread. Exceptions are not stored. With `Calls(store=)`, calls of the same function
-        with equal arguments are made only once, whichever agent makes them (see `by_content`).
+        model. The agent's own function, which was passed to `run`, must be async, and await the result. Two calls are
+        equal if the same agent calls the same function (by its qualified name) with equal arguments in the same step.
+        If an agent makes several equal calls in one step, each of them is made, and has its own result. A run that
+        `Messaging.fork` starts from this run uses the stored results too. If msgpack cannot encode the arguments of a
+        call, the call is identified by its number among the agent's calls of the function. Awaiting the call returns an
+        equal copy of what the function returned. A plain function runs in a thread. Exceptions are not stored. With
+        `Calls(store=)`, calls of the same function with equal arguments are made only once, whichever agent makes them
+        (see `by_content`).
 
         Raises: the errors of the function; ConfigError outside of an async model, or if there is a store and the
         function or its arguments cannot be compared with those of other calls; InvalidPayload for a result that cannot

@@ -111,9 +111,10 @@ class Result:
     experiment began, by what became of them, such as "delivered". `undeliverable` maps a few addresses on which nobody
     listens, such as an agent that no group hosts, to the number of messages to this address. With `Steps(digest=True)`,
     `digests` maps each of the last 64 steps to a hash of its messages, in hex (see `EventLog.digest`). `steps` is the
-    first step that did not run. `stopped` is True if Ctrl-C, or the budget of calls, has ended the run early. `calls`
-    has the numbers of calls through `me.remember` in this run. `collected` is the Arrow table from which `series` is
-    made, or None if the run had no `collect=`.
+    number of the next step to run. `stopped` is True if Ctrl-C, or the budget of `Calls(budget=)`, has ended the run
+    early. `calls` has the numbers of calls that agents have made by `me.remember` in this run, such as calls of a
+    language model, with their tokens and their cost. `collected` is the Arrow table from which `series` is made, or
+    None if the run had no `collect=`.
     """
 
     states: dict[AgentId, dict[str, Any]]

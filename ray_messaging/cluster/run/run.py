@@ -215,8 +215,8 @@ class Opening:
 class Run(AbstractContextManager["Run"]):
     """A run of a model that waits between its steps until `advance` is called; `messaging.start_run` returns it.
 
-    `step` is the first step that did not run. Use the run as a context manager, or call `close`. The next run, and the
-    end of the experiment, also close the run.
+    `step` is the number of the next step to run. Use the run as a context manager, or call `close`. The next run, and
+    the end of the experiment, also close the run.
     """
 
     def __init__(

@@ -102,7 +102,11 @@ class Rule:
             cls.name = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", cls.__name__).lower()
 
     def check(self, message: Message) -> Verdict:
-        """Return the verdict on one message: ALLOW, block("why"), rewrite({...}) or rewrite(msg), label("tag")."""
+        """Return the verdict on one message.
+
+        The verdict is ALLOW, `block("why")`, `rewrite(payload)` with a new payload, or `label("tag")`, which lets the
+        message pass with a label.
+        """
         raise NotImplementedError(f"rule {self.name!r} judges nothing: define its method check or check_batch")
 
     def check_batch(self, batch: Batch, exp_id: str) -> Mapping[int, Verdict]:
@@ -149,8 +153,8 @@ class Rule:
     def room(self, senders: Sequence[AgentId | None]) -> Sequence[int]:
         """Return how many more messages of each sender must be blocked before this rule may judge differently.
 
-        If a rule counts blocked messages, batches of steps are judged in parts. In a part, a sender has at most as many
-        messages as this method returns, but at least one.
+        If `counts_blocked` is True, the messages that are sent in steps are judged in parts. In each part, a sender has
+        at most as many messages as this method returns for it, but at least one.
         """
         return [UNLIMITED] * len(senders)
 
@@ -166,7 +170,7 @@ class Rule:
         """Rebuild everything that is derived from `state`. This is called after `state` was loaded."""
 
     async def close(self) -> None:
-        """Close connections. This is called when the interceptor ends, or after the rule was removed."""
+        """Close the rule's connections. This is called when the rule's process ends, or after the rule was removed."""
 
     def describe(self) -> dict[str, Any]:
         """Return the name, kind and settings, for people to read, as values that JSON has."""

@@ -92,9 +92,9 @@ class StampedHandle:
 class AsyncGroup(StampedHandle):
     """The calls of a group's handle for async code: `await group.aio.send(...)`.
 
-    `group.aio` is a separate handle with the same `step`: a fetch by `group.aio` does not commit messages that `group`
-    has fetched. Several event loops may send at the same time. `fetch_messages` and `ack` raise ConfigError if a call
-    in another event loop is waiting.
+    `group.aio` is a separate handle: a fetch by `group.aio` does not commit messages that `group` has fetched. A `step`
+    that is set on one of these handles is recorded with the sends of both. Several event loops may send at the same
+    time. `fetch_messages` and `ack` raise ConfigError if a call in another event loop is waiting.
     """
 
     def __init__(
@@ -206,6 +206,8 @@ class AsyncGroup(StampedHandle):
         self, from_id: AgentId | None, audience: object, payload: Payload, *, subtopic: str = AGENT_CHAT
     ) -> Receipts:
         """Send one message from an agent to all its hearers in an audience; return one receipt for each hearer.
+
+        An audience is a named set of pairs of sender and hearer.
 
         Args: from_id None is the user; audience is the audience's handle or name, or "*" for all agents.
         Raises: UnknownName if the audience does not exist; otherwise the same errors as `Messager.send_message`, such
@@ -355,8 +357,8 @@ class AsyncGroup(StampedHandle):
     async def reply_columns(self, messages: Acked, payloads: object) -> Receipts:
         """Answer many questions, with one payload for each question or one for all; return a receipt for each answer.
 
-        Raises: InvalidColumns if there are not as many payloads as questions; otherwise the same errors as `reply`,
-        such as NoQuestion, InvalidPayload, MailboxFull and OutcomeUnknown.
+        Raises: InvalidColumns unless there is one payload, or one for each question; otherwise the same errors as
+        `reply`, such as NoQuestion, InvalidPayload, MailboxFull and OutcomeUnknown.
         """
         return await self.reply_to(slices_of(messages), payloads)
 
