@@ -102,7 +102,7 @@ def kept_exactly(values: list[dict[Any, Any]], kinds: set[type], place: str) -> 
 def is_kept_exactly(values: list[dict[Any, Any]], kinds: set[type]) -> bool:
     """Return whether `kept_exactly` would return these dicts themselves. This does not encode them.
 
-    A str that cannot be encoded, because half of a surrogate pair is missing, is not noticed.
+    Two reasons why a value cannot be encoded are not noticed: a str with half of a surrogate pair, and deep nesting.
 
     Args: `kinds` has the types of the dicts, because some may be of a subclass.
     """

@@ -1,6 +1,7 @@
-"""A dict that cannot be changed."""
+"""What a model gets and cannot change, because a run keeps only the state: a dict, and attributes of objects."""
 
-from typing import Any, NoReturn
+from collections.abc import Collection
+from typing import TYPE_CHECKING, Any, ClassVar, NoReturn
 
 
 class ReadOnlyDict(dict[str, Any]):
@@ -16,3 +17,31 @@ class ReadOnlyDict(dict[str, Any]):
 
     def __reduce__(self) -> tuple[Any, ...]:
         return dict, (dict(self),)  # a copy is a plain dict, which can be changed
+
+
+class ReadOnlyAttributes:
+    """Base of the objects that a run passes to a model: most of their attributes cannot be set.
+
+    A change would be lost when the step runs again, or when the run goes on in another process.
+
+    `_called` is the object's name in errors, `_given` the names of the attributes that cannot be set.
+    """
+
+    __slots__ = ()
+    _called: ClassVar[str]
+    _given: ClassVar[Collection[str]]
+
+    def _give(self, **given: object) -> None:
+        for name, value in given.items():
+            object.__setattr__(self, name, value)
+
+    if not TYPE_CHECKING:  # otherwise a type checker would accept any attribute
+
+        def __setattr__(self, name: str, value: object) -> None:
+            if name in self._given:
+                where = self._called
+                raise AttributeError(
+                    f"{where}.{name} cannot be set, because the run does not keep it from step to step: keep the value "
+                    f"in {where}.state, and read it there"
+                )
+            object.__setattr__(self, name, value)

@@ -73,14 +73,15 @@ def carry_out(
             return EndedRun({}, None, time.perf_counter() - begun, calls=result.calls, end=end)
         if result.calls.spent:  # such a run is an error, because its outcomes would be those of fewer steps
             return EndedRun({}, None, time.perf_counter() - begun, _spent(template, result), calls=result.calls)
+        digest = _digest(result)  # before the user's functions get the result, because they may change it
         outcomes = _last_aggregates(template, result)
         _add_outcomes(outcomes, template, result, values)
         _check_names(outcomes, result, planned)
+        series = None if result.collected is None else _ipc(result.collected)
     except Exception as error:  # noqa: BLE001 - of the user's functions, of any kind
         said = f"{DIED}{_told(error.error)}" if isinstance(error, _ClusterFailed) else _told(error)
         return EndedRun({}, None, time.perf_counter() - begun, said)
-    series = None if result.collected is None else _ipc(result.collected)
-    return EndedRun(outcomes, _digest(result), time.perf_counter() - begun, None, series, result.calls)
+    return EndedRun(outcomes, digest, time.perf_counter() - begun, None, series, result.calls)
 
 
 def _result(template: RunTemplate, task: Task, server: LocalServer | None) -> tuple[Part, dict[str, Any]]:

@@ -2,7 +2,7 @@
 
 import re
 from collections import Counter
-from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
@@ -40,7 +40,7 @@ from ray_messaging.model.exact import (
     kept_exactly,
 )
 from ray_messaging.model.json_form import PLAIN
-from ray_messaging.model.read_only import ReadOnlyDict
+from ray_messaging.model.read_only import ReadOnlyAttributes, ReadOnlyDict
 from ray_messaging.observability.tracing.untraced import UNTRACED, AnyTracer
 from ray_messaging.steps.agent_places import NO_PLACES
 from ray_messaging.steps.call_limits import CallGate
@@ -69,7 +69,7 @@ _LISTED, _NAMED = 50, 5  # the most agents that `calls_now` lists, and the most 
 START = -1  # what stands for the step's number while the `start` function runs, which is before the first step
 
 
-class Agent:
+class Agent(ReadOnlyAttributes):
     """One agent of a model in one step: what the agent knows, and what it can do.
 
     `state` is the agent's own dict. The dict is kept when the step ends, and the next step begins with equal values.
@@ -79,19 +79,23 @@ class Agent:
     """
 
     __slots__ = ("_place", "_society", "_stopped", "data", "id", "kind", "neighbours", "shared", "state")
+    if TYPE_CHECKING:
+        id: AgentId
+        kind: str | None
+        data: Mapping[str, Any]
+        neighbours: Sequence[AgentId]
+        shared: Any
 
-    def __init__(self, society: "AgentLoop", agent_id: AgentId, place: int) -> None:
-        self.id = agent_id
-        self.state: dict[str, Any] = {}
+    _called, _given = "me", frozenset(("data", "id", "kind", "neighbours", "shared"))
+
+    def __init__(self, society: "AgentLoop", agent_id: AgentId, place: int, kind: str | None = None) -> None:
         data, neighbours = society.rows.get(agent_id) or _NO_ROW
         # Changes of the data are refused, because they would be lost when the step runs again.
         if type(data) is not ReadOnlyDict:
             data = ReadOnlyDict(data)
             society.rows[agent_id] = data, neighbours
-        self.data: Mapping[str, Any] = data
-        self.neighbours: Sequence[AgentId] = neighbours
-        self.shared: Any = society.shared
-        self.kind: str | None = None
+        self._give(id=agent_id, kind=kind, data=data, neighbours=neighbours, shared=society.shared)
+        self.state: dict[str, Any] = {}
         self._stopped = False
         self._society = society
         self._place = place
@@ -586,7 +590,12 @@ class AgentLoop:
 
     @property
     def states(self) -> dict[AgentId, dict[str, Any]]:
-        """Return the state of each agent."""
+        """Return the state of each agent.
+
+        Raises: StepFailed for a state that cannot be kept, which is noticed only here if no states are stored.
+        """
+        for block in () if self._stores_states else _blocks(self._agents):
+            self._keep_block(block, "the model", encodes=True)
         return {agent.id: agent.state for agent in self._agents}
 
     @property
@@ -615,10 +624,10 @@ class AgentLoop:
         belongs (None: the same as `agents`). `arrivals` has the agents that have come from other groups, with the
         states of those groups.
         """
-        self._agents = self._were_called = [Agent(self, agent_id, place) for place, agent_id in enumerate(agents)]
         kind_of = {agent: kind for kind, agents_of in self._kinds.items() for agent in agents_of}
-        for each in self._agents if kind_of else ():
-            each.kind = kind_of[each.id]
+        self._agents = self._were_called = [
+            Agent(self, agent_id, place, kind_of.get(agent_id)) for place, agent_id in enumerate(agents)
+        ]
         self._active, self._forms, self.stopping = [], [], set()
         self._ids = b"".join(map(id_bytes, agents))
         own = Arrival(NO_AGENTS, self.group, state, AgentSet.of(agents) if before is None else before)
@@ -715,15 +724,14 @@ class AgentLoop:
 
         Raises: StepFailed for a state that cannot be stored; the error says that `function` made the state.
         """
-        firsts = range(0, len(agents) or 1, BLOCK)
-        return [self._keep_block(agents[first : first + BLOCK], function) for first in firsts]
+        return [self._keep_block(block, function, encodes=self._stores_states) for block in _blocks(agents)]
 
-    def _keep_block(self, agents: Sequence[Agent], function: str) -> bytes:
+    def _keep_block(self, agents: Sequence[Agent], function: str, *, encodes: bool) -> bytes:
         states = [agent.state for agent in agents]
         kinds = {*map(type, states)}
         for agent in () if kinds <= {dict} else agents:
             self._check_state(agent, function)
-        if not self._stores_states and is_kept_exactly(states, kinds):
+        if not encodes and is_kept_exactly(states, kinds):
             return b""
         try:
             encoded, kept = kept_exactly(states, kinds, _STATE)
@@ -753,6 +761,12 @@ class AgentLoop:
 
     def _failed(self, agent: Agent, error: BaseException, function: str = "the model") -> MessagingError:
         return self._broken or step_failed(error, function, self.group, max(agent.step, 0), agent.id)
+
+
+def _blocks(agents: Sequence[Agent]) -> Iterator[Sequence[Agent]]:
+    """Yield the agents in blocks of `BLOCK`. Without agents, yield one empty block."""
+    for first in range(0, len(agents) or 1, BLOCK):
+        yield agents[first : first + BLOCK]
 
 
 def kept_parts(state: bytes, count: int, group: str) -> Any:  # noqa: ANN401 - as msgpack has them

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from hashlib import blake2b
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import numpy as np
@@ -22,6 +22,7 @@ from ray_messaging.errors import ConfigError
 from ray_messaging.model.agent_sets import NO_AGENTS, AgentSet
 from ray_messaging.model.exact import decode_exactly, type_name
 from ray_messaging.model.places import checked_text
+from ray_messaging.model.read_only import ReadOnlyAttributes
 from ray_messaging.model.typed.input import exact_array, holds_all
 from ray_messaging.steps.agent_places import AgentPlaces
 from ray_messaging.steps.call_memory import CallMemory
@@ -33,7 +34,7 @@ from ray_messaging.steps.step import Step
 _encode = msgspec.msgpack.encode
 
 
-class Crowd:
+class Crowd(ReadOnlyAttributes):
     """All agents of a group: `ids` (int64, or object if some are strs), and `state`, a dict of arrays.
 
     A run with by="group" passes a Crowd to the model. `name` is the group's name, and `shared` the object that was
@@ -41,11 +42,17 @@ class Crowd:
     agents.
     """
 
+    __slots__ = ("_draw", "ids", "kind", "name", "shared", "state")
+    if TYPE_CHECKING:
+        name: str
+        kind: str | None
+        ids: NDArray[Any]
+        shared: Any
+
+    _called, _given = "group", frozenset(("ids", "kind", "name", "shared"))
+
     def __init__(self, name: str, ids: NDArray[Any], shared: object, kind: str | None = None) -> None:
-        self.name = name
-        self.kind = kind
-        self.ids = ids
-        self.shared: Any = shared
+        self._give(name=name, kind=kind, ids=ids, shared=shared)
         self.state: dict[str, NDArray[Any]] = {}
         # A function that draws uniform random numbers of the step, or of `start`.
         self._draw: Callable[[int], NDArray[np.float64]] | None = None

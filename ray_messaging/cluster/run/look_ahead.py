@@ -566,8 +566,8 @@ class LookAhead:
         from ray_messaging.cluster.run.agent import Agent  # noqa: PLC0415 - it imports this module
 
         mine, step = asyncio.current_task(), self._step(number)
-        agent = Agent(cast("AgentLoop", step), self.places[place], place)
-        agent.kind, agent.state = self._agents[place].kind, self._states[place]
+        agent = Agent(cast("AgentLoop", step), self.places[place], place, self._agents[place].kind)
+        agent.state = self._states[place]
         state: dict[str, Any] | None = None
         try:
             answer = self._model(agent, inbox)

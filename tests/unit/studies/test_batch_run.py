@@ -43,6 +43,28 @@ def sweep(folder, model=person, parameters=None, **changed):
     return batch_run(model, parameters or {"chance": [0.5, 1]}, folder=folder, **arguments | changed)
 
 
+def test_a_run_whose_states_cannot_be_kept_has_an_error_and_the_others_go_on(here, tmp_path):
+    def half(me, inbox, *, chance):
+        me.state["text"] = "\ud83d" if chance == 1 else "\U0001f600"
+
+    table = sweep(tmp_path / "s", half, outcomes={"agents": lambda result: len(result.states)}).to_pandas()
+    assert table["agents"].tolist()[:1] == [4]
+    assert table["error"].isna().tolist() == [True, False]
+    assert "lone surrogate" in table["error"][1]
+
+
+def test_outcomes_that_change_the_result_change_no_digest(here, tmp_path):
+    def taken(result):
+        result.states[0]["more"] = {object()}
+        return sum(state.pop("knows") for state in result.states.values())
+
+    plain, changed = (
+        sweep(tmp_path / name, outcomes={"knows": function}).to_pandas()
+        for name, function in [("a", lambda result: sum(s["knows"] for s in result.states.values())), ("b", taken)]
+    )
+    assert changed.drop(columns="seconds").equals(plain.drop(columns="seconds"))
+
+
 def test_a_row_reaches_all_functions_and_each_run_is_that_of_run(here, tmp_path):
     def walker(me, inbox, *, pace):
         me.state["sum"] += pace * len(inbox)

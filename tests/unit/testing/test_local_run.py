@@ -136,6 +136,24 @@ def test_data_and_neighbours_cannot_be_changed(change):
         run(lambda me, inbox: change(me), agents=frame, graph=[(0, 1)], until=1)
 
 
+@pytest.mark.parametrize("by", ["agent", "group"])
+@pytest.mark.parametrize("name", ["id", "kind", "data", "neighbours", "shared", "ids", "name", "mine"])
+def test_what_no_run_keeps_cannot_be_set(by, name):
+    def model(me, inbox):
+        setattr(me, name, [1])
+
+    with pytest.raises(StepFailed, match=rf"AttributeError: .*{name}"):
+        run(model, agents=2, by=by, until=1, progress=False)
+
+
+def test_an_attribute_that_cannot_be_set_says_where_to_keep_its_value():
+    def rewired(me, inbox):
+        me.neighbours = [*me.neighbours, 0]
+
+    with pytest.raises(StepFailed, match=r"me\.neighbours cannot be set.* keep the value in me\.state"):
+        run(rewired, agents=2, graph=[(0, 1)], until=1, progress=False)
+
+
 def test_data_are_a_dict_wherever_they_are_used():
     def person(me, inbox):
         me.send(me.id, me.data)
@@ -488,6 +506,20 @@ def test_a_value_that_no_run_keeps_is_refused_in_a_run_that_stores_none_too():
             run(model, agents=5, until=3, progress=False)
         assert (caught.value.agent, caught.value.step) == (2, 1)
         assert "me.state" in str(caught.value)
+
+
+@pytest.mark.parametrize("groups", [1, 2])
+@pytest.mark.parametrize(("value", "text"), [("half \ud800", "lone surrogate"), (2000, "nested too deeply")])
+def test_a_state_that_cannot_be_encoded_is_refused_at_the_latest_with_the_result(groups, value, text):
+    def model(me, inbox):
+        if (me.id, me.step) == (3, 1):
+            for _ in range(value if isinstance(value, int) else 0):
+                me.state["x"] = [me.state.get("x")]
+            me.state.setdefault("x", value)
+
+    with pytest.raises(StepFailed, match=text) as caught:
+        run(model, agents=5, groups=groups, until=2, progress=False)
+    assert (caught.value.agent, caught.value.step) == (3, 1)
 
 
 @pytest.mark.parametrize("step", [0, 1])
