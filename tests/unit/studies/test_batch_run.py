@@ -691,7 +691,7 @@ def test_a_study_measures_chosen_agents(here, tmp_path):
     with pytest.raises(ConfigError, match="another study: its option 'collect'"):
         sweep(tmp_path / "b", collect=Of([0], lambda me: {"heard": me.state["knows"]}))
     gone = sweep(tmp_path / "c", outcomes=Of([3, "boss"], Mean("first", of="knows")))
-    assert gone.to_pandas().error.str.contains("names 'boss': no agents").all()
+    assert gone.to_pandas().error.str.contains("does not have, 'boss'").all()
 
 
 def test_runs_of_a_study_end_by_a_condition(here, tmp_path):
