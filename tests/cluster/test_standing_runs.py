@@ -55,7 +55,7 @@ def test_series_are_in_the_result_and_in_the_log(start_steps, tmp_path, expected
     assert half.series.index.unique("step").tolist() == [*range(STEPS // 2)]
     result = messaging.run(counted, agents=AGENTS, groups=2, until=STEPS, collect=rows, progress=False)
     assert is_equal(result.series, expected[rows])
-    with pytest.raises(ConfigError, match=r"collects 'number' \(mean\)"):
+    with pytest.raises(ConfigError, match=r"'number' \(mean\) for each step"):
         messaging.run(counted, agents=AGENTS, groups=2, until=STEPS + 1, collect=Mean("number"), progress=False)
     messaging.shutdown()
     table = EventLog.open(folder).series().to_pandas().set_index(["step", "agent"])
