@@ -106,7 +106,7 @@ class Result:
     `states` maps each agent, or with by="group" each group, to its state after the last step. With by="group" `ids`
     maps each group to its agents, in the order of its arrays. `fates` counts the messages of all steps since the
     experiment began, by what became of them, such as "delivered". `undeliverable` maps a few addresses on which nobody
-    listens, such as an agent that no group hosts, to the number of messages to this address. With `Steps(digest=True)`,
+    listens, such as an agent that no group hosts, or a subtopic, to the number of messages to this address. With `Steps(digest=True)`,
     `digests` maps each of the last 64 steps to a hash of its messages, in hex (see `EventLog.digest`). `steps` is the
     first step that did not run. `stopped` is True if Ctrl-C, or the budget of calls, has ended the run early. `calls`
     has the numbers of calls through `me.remember` in this run. `collected` is the Arrow table from which `series` is
@@ -156,7 +156,7 @@ class Result:
         if not self.undeliverable:
             return found
         named = ", ".join(f"{address} ({count:,})" for address, count in self.undeliverable.items())
-        return f"{found}; undeliverable, as no group hosts them: {named}"
+        return f"{found}; undeliverable, as nobody listens there: {named}"
 
     def _repr_html_(self) -> str:
         first = dict(islice(self.states.items(), SHOWN))
