@@ -106,11 +106,11 @@ class Result:
     `states` maps each agent, or with by="group" each group, to its state after the last step. With by="group" `ids`
     maps each group to its agents, in the order of its arrays. `fates` counts the messages of all steps since the
     experiment began, by what became of them, such as "delivered". `undeliverable` maps a few addresses on which nobody
-    listens, such as an agent that no group hosts, or a subtopic, to the number of messages to this address. With `Steps(digest=True)`,
-    `digests` maps each of the last 64 steps to a hash of its messages, in hex (see `EventLog.digest`). `steps` is the
-    first step that did not run. `stopped` is True if Ctrl-C, or the budget of calls, has ended the run early. `calls`
-    has the numbers of calls through `me.remember` in this run. `collected` is the Arrow table from which `series` is
-    made, or None if the run had no `collect=`.
+    listens, such as an agent that no group hosts, or a subtopic, to the number of messages to this address. With
+    `Steps(digest=True)`, `digests` maps each of the last 64 steps to a hash of its messages, in hex (see
+    `EventLog.digest`). `steps` is the first step that did not run. `stopped` is True if Ctrl-C, or the budget of calls,
+    has ended the run early. `calls` has the numbers of calls through `me.remember` in this run. `collected` is the
+    Arrow table from which `series` is made, or None if the run had no `collect=`.
     """
 
     states: dict[AgentId, dict[str, Any]]
