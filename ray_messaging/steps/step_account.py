@@ -8,7 +8,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from ray_messaging.addressing.channels import AgentId
+from ray_messaging.addressing.channels import AGENT_CHAT, AgentId
 from ray_messaging.audiences.folding import kept_pairs
 from ray_messaging.audiences.hearer_pairs import Pairs
 from ray_messaging.errors import ConfigError, UnknownName
@@ -148,7 +148,10 @@ class StepAccount:
 def _name_unheard(unheard: Counter[str], batch: Batch, rows: NDArray[np.intp]) -> None:
     """Count undeliverable messages by address, in `unheard`. Only a few addresses get a count."""
     for row, to_id in zip(rows.tolist(), batch.to_ids.take(rows).tolist(), strict=True):
-        address = f"channel {batch.topic_of(row)[1:]!r}" if to_id is None else f"agent {to_id!r}"
+        topic = batch.topic_of(row)
+        address = f"channel {topic[1:]!r}" if to_id is None else f"agent {to_id!r}"
+        if to_id is not None and topic != AGENT_CHAT:  # a group may host this agent, and not listen on the subtopic
+            address = f"subtopic {topic!r} of {address}"
         if address in unheard or len(unheard) < _NAMED:
             unheard[address] += 1
 

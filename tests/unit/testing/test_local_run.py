@@ -136,6 +136,17 @@ def test_data_and_neighbours_cannot_be_changed(change):
         run(lambda me, inbox: change(me), agents=frame, graph=[(0, 1)], until=1)
 
 
+def test_an_undeliverable_message_to_an_agent_of_the_run_names_the_subtopic():
+    def model(me, inbox):
+        me.send(1, {}, subtopic="news")
+        me.send(1, {}, subtopic="user-chat")
+        me.send(2, {})
+
+    result = run(model, agents=[1], until=2, progress=False)
+    assert result.undeliverable == {"subtopic 'news' of agent 1": 2, "agent 2": 2}
+    assert repr(result).endswith("undeliverable, as nobody listens there: subtopic 'news' of agent 1 (2), agent 2 (2)")
+
+
 @pytest.mark.parametrize("by", ["agent", "group"])
 @pytest.mark.parametrize("name", ["id", "kind", "data", "neighbours", "shared", "ids", "name", "mine"])
 def test_what_no_run_keeps_cannot_be_set(by, name):

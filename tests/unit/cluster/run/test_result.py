@@ -67,7 +67,7 @@ def test_groups_of_named_agents_and_groups_without_any():
 
 def test_agents_that_nobody_hosts_are_named():
     result = Result({1: {}}, 2, Counter(undeliverable=1_001), undeliverable={"agent 99": 1_000, "agent 'ann'": 1})
-    assert repr(result).endswith("; undeliverable, as no group hosts them: agent 99 (1,000), agent 'ann' (1)")
+    assert repr(result).endswith("; undeliverable, as nobody listens there: agent 99 (1,000), agent 'ann' (1)")
 
 
 def test_dates_that_a_group_lacks_stay_dates():
