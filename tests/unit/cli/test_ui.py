@@ -87,8 +87,8 @@ def test_another_address_than_loopback_demands_a_token(host, token, demanded):
 
 def test_a_study_or_a_model_is_named_as_such(run, folder, tmp_path):
     written_study(tmp_path / "study", {"chance": [1]}, 1, lambda run: {})
-    assert "is the folder of a study" in run(tmp_path / "study", "--beside", folder)
-    assert "name what to show" in run(folder, "--model", "town:town")
-    assert "cannot be imported" in run("--model", "no_such_module:town")
-    assert "has no default" in run("--model", "operator:add")
-    assert "--model runs a model" in run("--model", "town:town", "--beside", folder)
+    assert "is the folder of a study" in run("--port", 0, tmp_path / "study", "--beside", folder)
+    assert "name what to show" in run("--port", 0, folder, "--model", "town:town")
+    assert "cannot be imported" in run("--port", 0, "--model", "no_such_module:town")
+    assert "has no default" in run("--port", 0, "--model", "operator:add")
+    assert "--model runs a model" in run("--port", 0, "--model", "town:town", "--beside", folder)

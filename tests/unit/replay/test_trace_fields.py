@@ -92,7 +92,7 @@ def test_times_that_would_become_one_are_refused(write, spelled, blame):
 @pytest.mark.parametrize("spelled", ["20240131235959", "20240131235959.0", "2.0240131235959e13", "19000101000000"])
 def test_a_number_that_may_be_a_date_is_refused(write, spelled, blame):
     date = "1900-01-01T00:00:00" if spelled.startswith("19") else "2024-01-31T23:59:59"
-    expected = f"may be a number, or {date}: write dates in ISO-8601 ({date}Z)"
+    expected = f"may be a number, or the date {date}: write dates in ISO-8601 ({date}Z)"
     assert expected in blame(write("m.csv", f"from,to,time\n1,2,{spelled}\n"))[1]
     rows = ['{"from":1,"to":2,"time":1}', '{"from":1,"to":2,"time":' + spelled + "}"]
     line, found = blame(write("m.jsonl", "\n".join(rows)))

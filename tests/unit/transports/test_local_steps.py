@@ -96,7 +96,7 @@ def test_errors_are_those_of_steps_on_a_server():
             found.append(str(error).replace("group1", "group0"))  # with two groups, either may be the first to fail
     assert len(found) == 2
     assert found[0] == found[1]
-    assert "collects" in found[0]
+    assert "collected values" in found[0]
 
 
 def test_a_write_does_not_look_at_all_frames_of_its_box_and_the_box_takes_as_much_as_its_limit():

@@ -168,6 +168,6 @@ async def test_an_ended_task_is_found_with_its_reason(valkey_config, opener):
     old = await opener(valkey_config, name="box", host=[1], lease_s=0.1)
     await opener(valkey_config, name="box", host=[1])
     await until(lambda: not by_name(old)["reader"].alive)
-    assert "taken over 'box'" in by_name(old)["reader"].error
+    assert "taken over the name 'box'" in by_name(old)["reader"].error
     await until(lambda: not by_name(old)["lease"].alive)
     assert by_name(old)["outbox"].alive
