@@ -338,7 +338,7 @@ class Messager(names.ChannelNames):
     async def host_agents(
         self, agents: Iterable[AgentId], subtopics: Sequence[str], *, owner: str = "", gone: IsDead | None = None
     ) -> None:
-        """Claim agents for this messager, and listen on their channels.
+        """Claim agents for this messager, and listen on their channels of the given `subtopics`.
 
         Args: `owner` is the name of the new owner of this messager's mailbox, the queue where its messages wait on the
         server. While an owner lives, no other owner can take its mailbox over. `gone` is a function that gets the name

@@ -887,7 +887,7 @@ class Messaging(AbstractContextManager["Messaging"]):
         A client's message becomes a question of the user to the agent. The agent's answer ends the client's A2A task.
 
         Args:
-            agents: The ids of the agents that clients may ask. They reach no other agent.
+            agents: The ids of the agents that clients may ask. The clients reach no other agent.
             a2a: The address to listen on, such as "127.0.0.1:8000"; port 0 selects a free port.
             token: The token that clients must pass. None: a random one, `handle.token`.
             timeout: The seconds that an agent has for its answer.

@@ -189,9 +189,9 @@ class EventLog:
         The columns are step, agent, function, arguments and result (as JSON), seconds, tries, source, bytes (the size
         of the result), by_content, key (a text that identifies the call), model, input_tokens, cached_tokens (how many
         of the input tokens came from a cache), output_tokens, cost (a decimal, in the currency of `Calls(cost=)`),
-        saved_tokens and saved_cost. The last two are for answers from the store: the tokens that the answer used when
-        it was made, and their cost by the prices of this run. `agent` is int64, or str if any id is a str. Tokens and
-        cost include failed tries, and are null if nothing was reported.
+        saved_tokens and saved_cost. If the answer came from the store of `Calls(store=)`, saved_tokens has the tokens
+        that the answer used when it was made, and saved_cost their cost by the prices of this run. `agent` is int64,
+        or str if any id is a str. Tokens and cost include failed tries, and are null if nothing was reported.
 
         `source` is "model" if the function was called, "kept" if the result was stored when the same step ran before
         and failed, "parent" if it is from the run that was forked, and "store" if it is from `Calls(store=)`. `source`

@@ -20,7 +20,7 @@ STATES = np.array(["pending", "answered", "invalid", FATES[BLOCKED], FATES[UNDEL
 
 
 class Tally:
-    """Counter of a survey's answers. For each agent, the first answer that fits the survey's type is counted.
+    """Counter of a survey's answers. For each agent, the first answer that fits the survey's schema is counted.
 
     All readers of the mailbox get the same result.
     """

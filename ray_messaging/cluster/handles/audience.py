@@ -132,8 +132,9 @@ class Audience:
         self._files.change(self.name, partial(leave, self.name, AgentSet.of(ids)))
 
     def move(self, ids: "Iterable[AgentId]", positions: object) -> None:
-        """Set new positions of some agents, an array (n, 2) or (n, 3), and compute the audience's pairs again.
+        """Set new positions of some agents, and compute anew which pairs of agents are near enough to hear each other.
 
+        Args: `positions` is an array (n, 2) or (n, 3), with a row for each of the n ids.
         Raises: InvalidColumns if the arguments do not fit together; UnknownName for an agent without a position;
         AudienceTooLarge if the new positions make too many pairs; ConfigError if the audience was not made of
         positions.

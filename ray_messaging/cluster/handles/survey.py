@@ -26,8 +26,8 @@ _LOOK_S = 0.25  # seconds between two checks of the progress
 class Survey(Generic[T]):
     """A question to many agents, and their answers, which are stored on the experiment's server.
 
-    For each agent, the first answer that fits the survey's type is counted. All properties are up to date when they are
-    read. `for agent, answer in survey` yields the answers as they arrive.
+    For each agent, the first answer that fits `schema` is counted. All properties are up to date when they are read.
+    `for agent, answer in survey` yields the answers as they arrive.
     """
 
     def __init__(self, survey: AsyncSurvey, user: UserMessager) -> None:

@@ -303,9 +303,9 @@ def _groups_of_kinds(kinds: Kinds, groups: object, cpus: int) -> dict[str, Itera
             if len(found := among(AgentSet.of(ids), kinds)) > 1:
                 one, other = [*found][:2]
                 raise ConfigError(
-                    f"groups[{name!r}] has agents of two kinds, {one!r} and {other!r}, such as "
-                    f"{next(iter(found[one]))!r} and {next(iter(found[other]))!r}: with by='group' all agents of a "
-                    "group must be of one kind, so put them into two groups"
+                    f"groups[{name!r}] has agents of two kinds, {one!r} and {other!r}: agent "
+                    f"{next(iter(found[one]))!r} has the first kind, and agent {next(iter(found[other]))!r} the "
+                    "second. With by='group' all agents of a group must be of one kind, so put them into two groups"
                 )
         return named
     counts = dict.fromkeys(kinds, 1)
