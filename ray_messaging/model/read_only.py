@@ -30,10 +30,7 @@ class ReadOnlyAttributes:
     __slots__ = ()
     _called: ClassVar[str]
     _given: ClassVar[Collection[str]]
-
-    def _give(self, **given: object) -> None:
-        for name, value in given.items():
-            object.__setattr__(self, name, value)
+    _put = object.__setattr__  # sets any attribute
 
     if not TYPE_CHECKING:  # otherwise a type checker would accept any attribute
 
@@ -44,4 +41,4 @@ class ReadOnlyAttributes:
                     f"{where}.{name} cannot be set, because the run does not keep it from step to step: keep the value "
                     f"in {where}.state, and read it there"
                 )
-            object.__setattr__(self, name, value)
+            self._put(name, value)

@@ -52,7 +52,10 @@ class Crowd(ReadOnlyAttributes):
     _called, _given = "group", frozenset(("ids", "kind", "name", "shared"))
 
     def __init__(self, name: str, ids: NDArray[Any], shared: object, kind: str | None = None) -> None:
-        self._give(name=name, kind=kind, ids=ids, shared=shared)
+        self._put("name", name)
+        self._put("kind", kind)
+        self._put("ids", ids)
+        self._put("shared", shared)
         self.state: dict[str, NDArray[Any]] = {}
         # A function that draws uniform random numbers of the step, or of `start`.
         self._draw: Callable[[int], NDArray[np.float64]] | None = None
