@@ -159,7 +159,7 @@ def test_a_rule_is_previewed_inserted_replaced_and_removed(seen, town):
     [
         ("max-length:soon", "is not a whole number"),
         ("import os", "unknown rule"),
-        ("black-list:/etc/passwd", "cannot read"),
+        ("black-list:/etc/passwd", "not a pair of agents"),
     ],
 )
 def test_what_is_no_rule_is_refused_with_the_reason(seen, town, spec, reason):
