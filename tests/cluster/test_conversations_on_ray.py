@@ -2,7 +2,6 @@
 
 import asyncio
 from concurrent.futures import ThreadPoolExecutor
-from copy import copy
 
 import pytest
 import ray
@@ -164,8 +163,7 @@ async def test_handles_whose_agents_ask_each_other_are_told(town):
 def person(me, inbox):
     for message in inbox:
         if message.expects_answer:
-            other = copy(me)
-            other.id = 99
+            other = type(me)(me._society, 99, me._place)
             with pytest.raises(NoQuestion, match=f"agent 99 cannot answer message .*, because agent {me.id} was asked"):
                 other.reply(message, {})
             me.reply(message, {"step": me.step, "heard": me.state.get("heard", [])})
