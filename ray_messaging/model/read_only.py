@@ -32,6 +32,11 @@ class ReadOnlyAttributes:
     _given: ClassVar[Collection[str]]
     _put = object.__setattr__  # sets any attribute
 
+    def __setstate__(self, state: tuple[None, dict[str, object]]) -> None:
+        """Set the attributes of a copy, as `copy.copy` asks for it."""
+        for name, value in state[1].items():
+            self._put(name, value)
+
     if not TYPE_CHECKING:  # otherwise a type checker would accept any attribute
 
         def __setattr__(self, name: str, value: object) -> None:

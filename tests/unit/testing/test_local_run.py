@@ -533,6 +533,18 @@ def test_a_state_that_cannot_be_encoded_is_refused_at_the_latest_with_the_result
     assert (caught.value.agent, caught.value.step) == (3, 1)
 
 
+def test_an_agent_can_be_copied_and_its_copy_refuses_the_same():
+    def model(me, inbox):
+        other = copy.copy(me)
+        assert (other.id, other.state, other.step) == (me.id, me.state, me.step)
+        other.state = {}
+        me.state["kept"] = other.id
+        with pytest.raises(AttributeError, match=r"me\.id cannot be set"):
+            other.id = 99
+
+    assert run(model, agents=2, until=1, progress=False).states == {0: {"kept": 0}, 1: {"kept": 1}}
+
+
 @pytest.mark.parametrize("step", [0, 1])
 def test_an_inbox_in_a_payload_is_refused_with_and_without_messages(step):
     def model(me, inbox):
