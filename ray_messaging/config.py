@@ -39,6 +39,7 @@ from ray_messaging.default_limits_and_leases import (
 from ray_messaging.errors import ConfigError
 
 _LONGEST_S = 1e9  # No duration may be longer than 30 years, because a server does not accept an infinite one.
+_INVALID = "the server address (not shown, because it may have a password) is invalid"
 
 if TYPE_CHECKING:
     from pydantic._internal._model_construction import ModelMetaclass
@@ -573,9 +574,6 @@ class ShardsConfig(ServerConfig):
     def without_passwords(self) -> "ShardsConfig":
         """Return a copy without the passwords."""
         return self.model_copy(update={"servers": tuple(each.without_passwords() for each in self.servers)})
-
-
-_INVALID = "the server address (not shown, because it may have a password) is invalid"
 
 
 def _query_of(text: str) -> dict[str, str]:

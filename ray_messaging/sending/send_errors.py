@@ -113,7 +113,7 @@ def taken_over() -> OutcomeUnknown:
     """Build the error for messages that were being sent when another messager took over the name."""
     return OutcomeUnknown(
         "another messager took over the name of this messager, or the server lost the name, while these messages were "
-        "being sent: check whether the messages have arrived, or send them again by a new messager"
+        "being sent: check which messages have arrived, and send the others again by a new messager"
     )
 
 

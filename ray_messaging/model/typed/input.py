@@ -153,10 +153,7 @@ def _check_gaps(given: Any, array: NDArray[Any]) -> None:  # noqa: ANN401 - what
         gaps = np.isnan(array)
     if gaps is not None and gaps.any():
         row = int(np.argwhere(gaps)[0][0])
-        raise InvalidColumns(
-            f"row {row} has no value: give it one. Only columns of floats can have rows without a value, as NaN",
-            row=row,
-        )
+        raise _no_value(row)
 
 
 def array_of(values: list[Any]) -> NDArray[Any]:
@@ -273,10 +270,7 @@ def _texts(array: NDArray[Any]) -> list[str]:
         return [*map(_whole, range(len(texts)), texts)] if _broken(texts) else texts
     for row, found in enumerate(texts):
         if found is None or (isinstance(found, float) and found != found) or type(found).__name__ in _MISSING:
-            raise InvalidColumns(
-                f"row {row} has no value: give it one. Only columns of floats can have rows without a value, as NaN",
-                row=row,
-            )
+            raise _no_value(row)
     if {*map(type, texts)} == {int}:
         row = next((row for row, found in enumerate(texts) if not -(2**63) <= found < 2**63), 0)
         raise InvalidColumns(
@@ -293,6 +287,12 @@ def _texts(array: NDArray[Any]) -> list[str]:
     dates = _DATES if isinstance(found, date | time | timedelta) else ""
     raise InvalidColumns(
         f"row {row} has {short_repr(found)} ({type(found).__name__}){before}: use one type, {_TYPES}{dates}", row=row
+    )
+
+
+def _no_value(row: int) -> InvalidColumns:
+    return InvalidColumns(
+        f"row {row} has no value: give it one. Only columns of floats can have rows without a value, as NaN", row=row
     )
 
 
@@ -333,10 +333,7 @@ def _of_arrow(values: Any) -> TypedColumn:  # noqa: ANN401 - pyarrow.Array or Ch
     floats = pa.types.is_floating(kind)
     if values.null_count and not floats:
         row = values.is_null().index(True).as_py()
-        raise InvalidColumns(
-            f"row {row} has no value: give it one. Only columns of floats can have rows without a value, as NaN",
-            row=row,
-        )
+        raise _no_value(row)
     if pa.types.is_string(kind) or pa.types.is_large_string(kind) or kind == pa.string_view():
         values = values.cast(pa.large_string())
         _, offsets, data = values.buffers()
