@@ -92,6 +92,12 @@ class LaneServer:
     async def close(self) -> None:
         """Stop listening and drop all connections."""
         if self._server is not None:
+            # asyncio finishes a connection in a task after it has accepted it. If the server is closed in between, this
+            # task fails and leaves the socket open. So accept no more, and let the tasks that exist run first.
+            loop = asyncio.get_running_loop()
+            for listening in self._server.sockets:
+                loop.remove_reader(listening.fileno())
+            await asyncio.sleep(0)
             self._server.close()
             for caller in list(self.connections):
                 caller.refuse("closing")

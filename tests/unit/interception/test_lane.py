@@ -1,6 +1,8 @@
 """The verdict lane: a real socket, whole frames, a token, numbered requests, answers in any order."""
 
 import asyncio
+import socket
+from contextlib import suppress
 
 import pytest
 from hypothesis import given
@@ -69,6 +71,19 @@ async def lane():
     made.address = await made.server.start("127.0.0.1")
     yield made
     await made.server.close()
+
+
+@pytest.mark.parametrize("turns", range(4))
+async def test_a_connection_that_comes_while_the_server_closes_is_closed(turns):
+    server = LaneServer(lambda request, *, patient: b"")
+    address = await server.start("127.0.0.1")
+    with socket.create_connection((address.host, address.port)) as caller:
+        for _ in range(turns):  # of the event loop, which accepts the connection in one of them
+            await asyncio.sleep(0)
+        await server.close()
+        caller.settimeout(10)
+        with suppress(ConnectionResetError):
+            assert await asyncio.to_thread(caller.recv, 1) == b""
 
 
 async def test_each_connection_has_its_answers_in_order(lane):
