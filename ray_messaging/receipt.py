@@ -119,7 +119,7 @@ class Outcome:
         to_ids, topics, topic = self.addresses
         name, to_id = topics[0 if topic is None else int(topic[row])], to_ids[row]
         where = f"on channel {name[1:]!r}" if to_id is None else f"for agent {to_id!r} on {name.removeprefix(':')!r}"
-        return f"no mailbox listens {where}, and no foreign subscriber took it"
+        return f"no group or messager listens {where}, and no plain Redis client does"
 
     def message_id(self, row: int) -> str:
         """Return the id of one message, in the form of `Batch.message_id`."""

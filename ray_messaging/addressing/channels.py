@@ -75,6 +75,8 @@ def check_name(kind: str, name: object) -> str:
     """Return `name` if it is a valid name of an experiment, group or mailbox; raise InvalidAddress otherwise."""
     if isinstance(name, str) and len(name) <= NAME_LENGTH and _NAME.fullmatch(name):
         return name
+    if not isinstance(name, str):
+        raise InvalidAddress(f"{kind} {_shown(name)} is a {type(name).__name__}: it must be a str", value=name)
     raise InvalidAddress(
         f"{kind} {_shown(name)} cannot be used: write 1 to {NAME_LENGTH} of the characters A-Z a-z 0-9 . _ -",
         value=name,

@@ -25,12 +25,12 @@ class Fate(NamedTuple):
 # The colours are those of Okabe and Ito, which colour-blind readers can tell apart.
 _TABLE: dict[FateName, Fate] = {
     "delivered": Fate("in the mailbox of the receiver's group", "#0072B2", "blue", sent=True, stored=True),
-    "published": Fate("received by a foreign subscriber", "#56B4E9", "cyan", sent=True),
+    "published": Fate("received by a plain Redis client", "#56B4E9", "cyan", sent=True),
     "undeliverable": Fate(
         "no receiver",
         "#E69F00",
         "yellow",
-        reason="no mailbox listens on this channel, and no foreign subscriber took it",
+        reason="no group or messager listens on this channel, and no plain Redis client does",
     ),
     "blocked": Fate("blocked by a rule", "#D55E00", "red"),
 }

@@ -112,7 +112,7 @@ async def test_a_blocked_question_and_one_for_nobody(messagers):
     await answers.wait()
     assert (answers.blocked.tolist(), answers.pending.tolist()) == ([0], [1])
     assert answers.to_pandas().fate.tolist() == ["blocked", "pending"]
-    with pytest.raises(NoAnswer, match="no mailbox listens") as caught:
+    with pytest.raises(NoAnswer, match="no group or messager listens") as caught:
         await west.ask(1, 99, {"n": 4}, timeout=WAIT_S)
     assert caught.value.fate == "undeliverable"
 

@@ -123,20 +123,20 @@ async def test_an_undeliverable_receipt_names_agent_and_subtopic(messagers):
     messager = await messagers(name="west", host=[1])
     receipt = await messager.send_message(messager.get_agent_chat_channel(13), {}, 1)
     assert (receipt.fate, bool(receipt)) == ("undeliverable", False)
-    assert receipt.reason == "no mailbox listens for agent 13 on 'agent-chat', and no foreign subscriber took it"
+    assert receipt.reason == "no group or messager listens for agent 13 on 'agent-chat', and no plain Redis client does"
     assert "for agent 13 on 'agent-chat'" in repr(receipt)
     receipts = await messager.send_columns([1] * 3, [13, 1, "bob"], {}, subtopic="gossip")
     assert [receipt.reason for receipt in receipts] == [
-        f"no mailbox listens for agent {who!r} on 'gossip', and no foreign subscriber took it" for who in (13, 1, "bob")
+        f"no group or messager listens for agent {who!r} on 'gossip', and no plain Redis client does" for who in (13, 1, "bob")
     ]
     mixed = [Outgoing.to_agent(to, {}, 1, subtopic) for to, subtopic in ((1, "agent-chat"), (13, "news"), (14, "chat"))]
     receipts = await messager.send_messages([*mixed, Outgoing("the wide world", {}, 1)])
     assert [receipt.fate for receipt in receipts] == ["delivered", *["undeliverable"] * 3]
     assert [receipt.reason for receipt in receipts] == [
         None,
-        "no mailbox listens for agent 13 on 'news', and no foreign subscriber took it",
-        "no mailbox listens for agent 14 on 'chat', and no foreign subscriber took it",
-        "no mailbox listens on channel 'the wide world', and no foreign subscriber took it",
+        "no group or messager listens for agent 13 on 'news', and no plain Redis client does",
+        "no group or messager listens for agent 14 on 'chat', and no plain Redis client does",
+        "no group or messager listens on channel 'the wide world', and no plain Redis client does",
     ]
     receipt = await messager.send_message("square", {}, 1, 1)
-    assert receipt.reason == "no mailbox listens for agent 1 on 'square', and no foreign subscriber took it"
+    assert receipt.reason == "no group or messager listens for agent 1 on 'square', and no plain Redis client does"
