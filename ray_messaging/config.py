@@ -251,17 +251,18 @@ class Calls(_Settings):
     )
     budget: int | str | None = _setting(
         None,
-        "most calls, or most money such as '5 USD', from this start on; once the budget is spent, the run ends "
-        "with the committed steps; None: no limit",
+        "most calls, or most money such as '5 USD', counted from this `Messaging.start` on; once the budget is "
+        "spent, the run ends with the committed steps; None: no limit",
     )
     cost: Price | dict[str, Price] | None = _setting(
-        None, "the price of all models, or the price of each model by its name, or by the beginning of its name"
+        None,
+        "the price of all language models, or the price of each model by its name, or by the beginning of its name",
     )
     keep_arguments: bool = _setting(True, "keep the arguments of calls in the log's folder, and in the folder `store`")
     store: str | Path | None = _setting(
         None,
-        "a folder on this machine with the answers of calls by content: an equal call is made once, whichever agent, "
-        "step, run or process asks; None: no store",
+        "a folder on this machine that keeps the answers of calls, so that an equal call is made only once, "
+        "whichever agent, step, run or process makes it; None: no store",
     )
 
     @property
@@ -282,7 +283,7 @@ class Calls(_Settings):
         return prices[0].currency if prices else ""
 
     def price(self, model: str | None, given: int, cached: int, output: int) -> int:
-        """Return the cost of tokens of a model, in units of 10^-12 of the currency.
+        """Return the cost of tokens of a language model, in units of 10^-12 of the currency.
 
         Args: `model` is the model's name. `given` is the number of input tokens, of which `cached` came from a cache,
         and `output` the number of output tokens.

@@ -41,14 +41,14 @@ class Messager(names.ChannelNames):
     """A sender and receiver of messages, with the methods of the Messager of the package AgentSociety, and more.
 
     Args: `config` is a RedisConfig, its URL or a LocalServer. `exp_id` is the experiment's name, and `settings` has the
-    limits and timeouts. `message_interceptor` is `messaging.interceptor`, or any Ray actor that answers
-    `forward(from_id, to_id, msg) -> bool`. With a `name` the mailbox, where messages wait on the server, outlives this
-    process, and the next messager of that name goes on where this one stopped. Without a name the mailbox is removed
-    when this messager closes. An `observer` is an `Observer`, whose methods are called for each batch that is sent,
-    each fetch, each retry and each new connection. With `tracing`, OpenTelemetry spans are recorded for a sample of the
-    batches (see docs/operations.md). For broadcasts, `audiences` is an object whose coroutine `load(name, version)`
-    returns the pairs of sender and hearer of an audience. Use the messager as an async context manager, or call `init`
-    and `close`.
+    limits and timeouts. `message_interceptor` is the interceptor, the actor that applies the rules to messages. It is
+    `messaging.interceptor`, or any Ray actor that answers `forward(from_id, to_id, msg) -> bool`. With a `name` the
+    mailbox, where messages wait on the server, outlives this process, and the next messager of that name goes on where
+    this one stopped. Without a name the mailbox is removed when this messager closes. An `observer` is an `Observer`,
+    whose methods are called for each batch that is sent, each fetch, each retry and each new connection. With
+    `tracing`, OpenTelemetry spans are recorded for a sample of the batches (see docs/operations.md). For broadcasts,
+    `audiences` is an object whose coroutine `load(name, version)` returns the pairs of sender and hearer of an
+    audience. Use the messager as an async context manager, or call `init` and `close`.
     """
 
     _user_is_explicit = False  # False: as in AgentSociety's code, None may mean that the caller left from_id out
@@ -208,7 +208,8 @@ class Messager(names.ChannelNames):
 
         An audience is a named set of pairs of sender and hearer.
 
-        Args: from_id None is the user; audience is the audience's handle or name, or "*" for all agents.
+        Args: from_id None is the user, a person outside; audience is the audience's handle or name, or "*" for all
+        agents.
         Raises: UnknownName if the audience does not exist; otherwise the same errors as `send_message`, such as
         UnknownSender, InvalidPayload, MailboxFull and OutcomeUnknown.
         """
@@ -251,9 +252,10 @@ class Messager(names.ChannelNames):
 
         An answer that arrives later is an ordinary message of the next fetch.
 
-        Raises: NoAnswer if there is no answer in time, and at once if no mailbox gets the question; AnswerFailed, a
-        subclass of NoAnswer, if the agent's handler fails; QuestionBlocked if a rule blocks the question; otherwise the
-        same errors as `send_message`, such as UnknownSender, InvalidPayload, MailboxFull and OutcomeUnknown.
+        Raises: NoAnswer if there is no answer in time, or at once if no group or messager gets the question;
+        AnswerFailed, a subclass of NoAnswer, if the agent's handler fails; QuestionBlocked if a rule blocks the
+        question; otherwise the same errors as `send_message`, such as UnknownSender, InvalidPayload, MailboxFull and
+        OutcomeUnknown.
         """
         return await self.conversation.ask(from_id, to_id, payload, subtopic, timeout)
 
@@ -340,10 +342,13 @@ class Messager(names.ChannelNames):
     ) -> None:
         """Claim agents for this messager, and listen on their channels of the given `subtopics`.
 
-        Args: `owner` is the name of the new owner of this messager's mailbox, the queue where its messages wait on the
-        server. While an owner lives, no other owner can take its mailbox over. `gone` is a function that gets the name
-        of the mailbox's present owner, and returns whether that owner is known to be dead. If it returns True, this
-        call does not wait until the lease of that owner, of `MessagingConfig.lease_s` seconds, has ended.
+        The messager's mailbox is the queue where its messages wait on the server. A mailbox has an owner, such as an
+        actor. While an owner lives, no other owner can take its mailbox over. A dead owner still counts as alive for
+        `MessagingConfig.lease_s` seconds, unless `gone` says that it is dead.
+
+        Args: `owner` is the name of the new owner of this messager's mailbox. `gone` is a function that gets the name
+        of the mailbox's present owner, and returns whether that owner is known to be dead. If `gone` returns True, this
+        call takes the mailbox over at once.
         Raises: AlreadyExists if another messager hosts one of the agents, or another living owner has the mailbox.
         """
         await self.engine.host(AgentSet.of(column_of(agents, once=True)), subtopics, owner=owner, gone=gone)
@@ -355,8 +360,8 @@ class Messager(names.ChannelNames):
 
         Agents that are hosted here already are ignored.
 
-        Raises: AlreadyExists, with the agent's group as `owner`, if an agent is hosted elsewhere; ConfigError if this
-        messager hosts no agents yet or has no name.
+        Raises: AlreadyExists if another group or messager hosts one of the agents (the error's `owner` names it);
+        ConfigError if this messager hosts no agents yet or has no name.
         """
         await self.engine.add(agents)
         self._agents_changed()
@@ -378,8 +383,8 @@ class Messager(names.ChannelNames):
         """Move agents to another group, with all messages that wait for them, in order. Either all move, or none.
 
         This call waits up to `timeout` seconds until the messages that were fetched for the agents are committed.
-        Meanwhile fetches return only messages that came before the agents' first waiting message. In an experiment with
-        steps this call does not wait. The agents move when the next step opens.
+        Until then, fetches return only messages that arrived before the first message that waits for one of these
+        agents. In an experiment with steps this call does not wait. The agents move when the next step opens.
 
         Raises: MoveFailed if the fetched messages were not committed in time; UnknownName for an agent that is not
         here or a group that does not exist; AlreadyExists if the agents are in that group already.
@@ -403,7 +408,8 @@ class Messager(names.ChannelNames):
         any order. Use this if several coroutines handle messages at the same time. With complete=True the call returns
         all messages that the server had when the call began, in as many reads as needed (see docs/receiving.md).
         Raises: NotListening if this messager does not listen; Fenced if a newer process has taken over the mailbox;
-        FetchTooLarge if a fetch with `complete` is above its limits; ConfigError for an invalid argument.
+        FetchTooLarge if a fetch with `complete` would return more than `MessagingConfig.complete_messages` messages or
+        `complete_bytes` bytes; ConfigError for an invalid argument.
         """
         if self.conversation.handed_out:
             await self.conversation.commit()
@@ -417,12 +423,11 @@ class Messager(names.ChannelNames):
     async def ack(self, messages: Message | Iterable[Message] | None = None) -> None:
         """Commit fetched messages now: one message, several, or (None) all that are not committed yet.
 
-        The call returns when the commit is durable, even if earlier messages are not acknowledged. Acknowledging a
-        message again is harmless.
+        Committed messages are not delivered again. When this call returns, the commit is durable, even if earlier
+        messages are not committed yet. Committing a message a second time does nothing.
 
-        Raises: ConfigError for messages that were not fetched here; CommitFailed if too many separate ranges of
-        messages are acknowledged while messages before them are not; Fenced if a newer process has taken over the
-        mailbox.
+        Raises: ConfigError for messages that were not fetched here; CommitFailed if this call would leave too many gaps
+        of messages that are not committed; Fenced if a newer process has taken over the mailbox.
         """
         await self._commit(messages)
         if messages is not None:

@@ -233,8 +233,10 @@ MoreAnswers = Callable[[AnswerTable], Coroutine[Any, Any, None]]
 class Answers(AnswerTable):
     """The answers to a messager's questions: `async for answer in answers` yields them as they arrive.
 
-    `answers[i]` is the answer to question i as a Message, or None. `answered`, `pending`, `failed` and `blocked` are
-    arrays of the indices i of the questions in that state, and `to_pandas()` has a row for each question.
+    `answers[i]` is the answer to question i as a Message, or None. `answered` is an array of the indices of the
+    questions that have an answer. `pending`, `failed` and `blocked` are arrays of the indices of the questions that may
+    still get an answer, that were delivered but will get none, and that a rule blocked. `to_pandas()` has a row for
+    each question.
     """
 
     async def wait(self) -> "Answers":
@@ -258,8 +260,10 @@ class Answers(AnswerTable):
 class GroupAnswers(AnswerTable):
     """The answers to the questions of a group's handle: `for answer in answers` yields them as they arrive.
 
-    `answers[i]` is the answer to question i as a Message, or None. `answered`, `pending`, `failed` and `blocked` are
-    arrays of the indices i of the questions in that state, and `to_pandas()` has a row for each question.
+    `answers[i]` is the answer to question i as a Message, or None. `answered` is an array of the indices of the
+    questions that have an answer. `pending`, `failed` and `blocked` are arrays of the indices of the questions that may
+    still get an answer, that were delivered but will get none, and that a rule blocked. `to_pandas()` has a row for
+    each question.
     """
 
     def wait(self) -> "GroupAnswers":

@@ -21,8 +21,8 @@ class LocalServer:
     any more, or when the process ends, even if the process is killed. Only processes of this user on this machine can
     reach it.
 
-    Args: `steps` is a `Steps`, with which the experiments on this server have steps (None: no steps). `data_dir` is a
-    folder in which the data are kept. The next server with the same folder loads them.
+    Args: `steps` has the settings of the steps of the experiments on this server (None: the experiments have no steps).
+    `data_dir` is a folder in which the data are kept. The next server with the same folder loads them.
     """
 
     def __init__(self, steps: Steps | None = None, *, data_dir: str | Path | None = None) -> None:
@@ -53,7 +53,7 @@ class LocalServer:
         self._server.stop()
 
     def begin_anew(self, steps: Steps | None = None) -> Self:
-        """Delete all data. Experiments that start on the server after this call have these steps (None: no steps).
+        """Delete all data. `steps` is for the experiments that start on the server after this call (None: no steps).
 
         This is quicker than starting a new server.
 

@@ -99,7 +99,7 @@ class EventLog:
 
     @classmethod
     def open(cls, log_dir: str | Path) -> "EventLog":
-        """Open the folder of a finished run: a path, or a URI of pyarrow's file systems.
+        """Open the folder of a finished run. `log_dir` is a path, or a URI of a file system that pyarrow knows.
 
         If no end of the run is recorded, a warning is logged: either the run is still going on, or it was killed and
         rows may be missing. If a file of the log is gone, another warning says which rows are missing.
@@ -146,13 +146,13 @@ class EventLog:
     ) -> pa.Table:
         """Return the rows that match `fields`, in log order. There is a row for each send to each recipient.
 
-        A broadcast has one row for each mailbox, the queue of one group or messager, in which agents hear it. The row
-        has no recipient, and `pairs` is the number of these agents. from_id and to_id are int64, or both are strs if
-        any id in the result is a str. `position` is a row's number in the log; pass the last one as `after` to get the
-        next page. A message that was sent as a row of `columns(x=...)` has null as `payload`, and its values are in
+        A broadcast has one row for each mailbox, the queue of one group or messager, whose agents hear it. In this row
+        to_id is null, and `pairs` is the number of these agents. from_id and to_id are int64, or both are strs if any
+        id in the result is a str. `position` is a row's number in the log; pass the last one as `after` to get the next
+        page. If a message was sent with typed columns, `columns(x=...)`, its `payload` is null, and its values are in
         columns such as `payload.x`. If the values of x have several types in the result, the column has a number type
         that holds all of them exactly, or, if there is none, strings. `to_pandas()` returns pandas' Int64 for ids and
-        steps, and for other whole numbers that some rows lack.
+        steps, and for other columns of whole numbers in which some rows have no value.
 
         Args:
             internal: Add the internal columns. Two of them, entry and row, say where the server kept the row.
@@ -261,8 +261,8 @@ class EventLog:
 
         The causes of a message that was sent in a step are all messages that its sender read in the step. Messages from
         earlier steps, which the sender may remember, are left out. Outside of steps, the cause is the message that a
-        handler of `serve`, or the body of a loop `async for` over messages, was handling. If the message is an answer,
-        its question comes first. Print the tree, or call its `rows()`.
+        handler of `serve`, or the body of an `async for` loop over messages, was handling. If the message is an answer,
+        the question is its first cause. Print the tree, or call its `rows()`.
 
         Args:
             depth: The number of levels below the message.
@@ -270,7 +270,7 @@ class EventLog:
                 causes that were left out.
 
         Raises: InvalidQuery for an invalid argument; UnknownName if no message has the id; ConfigError if the message
-        has no cause: it was sent outside of steps, is no answer, and its sender was handling no message.
+        has no cause, because it was sent outside of steps, is no answer, and its sender was handling no message.
         """
         found: Why = self._source.ask("why", message_id=message_id, depth=depth, most=most)
         return found
@@ -283,17 +283,18 @@ class EventLog:
 
         Args: `depth` is the number of steps to look at, from the step in which the message is read.
 
-        Raises: InvalidQuery for an invalid argument; UnknownName if no message has the id; ConfigError if it was sent
-        outside of steps.
+        Raises: InvalidQuery for an invalid argument; UnknownName if no message has the id; ConfigError if the message
+        was sent outside of steps.
         """
         found: Effects = self._source.ask("effects", message_id=message_id, depth=depth)
         return found
 
     def count(self, by: str | Collection[str] = "fate", **fields: Unpack[Fields]) -> pa.Table:
-        """Count the rows that match `fields`, by columns or units of `sent_at`. The largest counts come first.
+        """Count the rows that match `fields`, by columns or by units of `sent_at`. The largest counts come first.
 
-        Args: `by` is one or several columns of `query`, or of "second", "minute", "hour" and "day".
-        Returns: a table with these columns, and the number of rows in the column `count`.
+        Args: `by` names one or several columns of the table that `query` returns. It may also name the units "second",
+        "minute", "hour" and "day", which count the rows by their time of sending.
+        Returns: a table with the columns `by`, and the column `count` with the number of rows.
         Raises: InvalidQuery for an invalid field, or a column by which rows cannot be counted, such as labels.
         """
         return self._table("count", by=by, **fields)
@@ -301,9 +302,10 @@ class EventLog:
     def sample(self, by: str | Collection[str] = "fate", *, after: int = -1, most: int = 50_000) -> CountSample:
         """Count the rows after the position `after`, as `count` does. If there are more than `most`, count a sample.
 
-        Use this to refresh a view of a running experiment often. Unlike the other queries, this one does not wait for
-        messages that the log has not read yet. The result has the table `counts`, the position `reached` (pass it as
-        `after` in the next call), and the `share` of the rows that was counted.
+        Use this to refresh a view of a running experiment often. The other queries wait until the log has all messages
+        that were sent before the query. This one does not wait, so the newest messages may be missing. The result has
+        the table `counts`, the position `reached` (pass it as `after` in the next call), and the `share` of the rows
+        that was counted.
 
         Args: `by` is as for `count`.
         """
@@ -354,8 +356,9 @@ class EventLog:
         Args: With `expand`, the delivery to each hearer of each broadcast is checked. Without it, each broadcast is
         checked only as a whole.
 
-        Raises: Unbalanced if a send has no fate, two fates or repeated rows; the error has these sends. Unbalanced is
-        also raised if the log says that the server has lost rows, or if a file of the log is gone.
+        Raises: Unbalanced if a send has no fate, two fates or repeated rows; the error's `offenders` are the ids of
+        these messages. Unbalanced is also raised if the log says that the server has lost rows, or if a file of the log
+        is gone.
         """
         found: Balance = self._source.ask("balance", expand=expand)
         return found
@@ -364,10 +367,10 @@ class EventLog:
         """Return the digest of a step: a hash of 32 bytes, computed from the step's messages.
 
         Equal messages give equal digests, whatever groups the agents are in. The digest covers the messages that groups
-        sent in the step, and the messages from outside that were read in the step. Messages from outside that a rule
-        blocked or rewrote are left out. The digest is final once all groups have ended the step. A step that did not
-        run has the same digest as a step without messages. To tell them apart, use `messaging.steps.digest`. See
-        docs/steps.md.
+        sent in the step, and the messages from outside of steps that were read in the step. If a rule blocked or
+        rewrote a message from outside of steps, the digest leaves this message out. The digest is final once all groups
+        have ended the step. A step that did not run has the same digest as a step without messages. To tell them apart,
+        use `messaging.steps.digest`. See docs/steps.md.
 
         Raises: LogError if a file of the log is gone.
         """
@@ -385,11 +388,11 @@ class EventLog:
     def diff(self, other: "EventLog") -> Difference | None:
         """Return the first message that differs from another run's log, or None if both runs sent the same messages.
 
-        The result has `step`, `agent` (the sender), `message_id`, and the message's LogRow in this log, `mine`, and in
-        the other log, `theirs` (None: that log does not have the message). Both runs must have steps. In each step, the
-        messages that each agent has sent are compared: their recipients, order, fates, rules and labels, but not their
-        ids. The first message is the one with the lowest step, then with the lowest recipient, then with the lowest
-        sender, and then the one that was sent first.
+        The result has the message's `step`, `agent` (the sender) and `message_id`. `mine` is the message's LogRow in
+        this log, and `theirs` its LogRow in the other log. `mine` or `theirs` is None if that log does not have the
+        message. Both runs must have steps. In each step, the messages of each sender are compared: their payloads,
+        recipients, order, fates, rules and labels, but not their ids. The first message is the one with the lowest
+        step, then with the lowest recipient, then with the lowest sender, and then the one that was sent first.
 
         Raises: ConfigError unless both runs had steps.
         """
@@ -405,11 +408,11 @@ class EventLog:
         """Return statistics of the rows that match the filters in `fields`, as a dict of JSON's types.
 
         `rows` is the number of these rows, and `first` and `last` are their first and last times of sending, in unix
-        seconds. `fates` has the number of rows by fate, such as "delivered", and `rules` the number by rule.
+        seconds. `fates` has the number of rows by fate, such as "delivered", and `rules` the number by rule and fate.
         `writers` and `readers` are numbers of agents, and `busiest_writers` and `busiest_readers` lists of [id, rows].
-        `traffic` has the number of rows over time, and `groups` the number of rows from each sending group or messager
-        to each receiving one. `segments` and `bytes` are the number of all files and their size in bytes, and `live` is
-        the number of rows that are in no file yet.
+        `traffic` has the number of rows over time, by fate, and `groups` the number of delivered rows from each sending
+        group or messager to each receiving one. The filters do not apply to the last three values: `segments` is the
+        number of the log's files, `bytes` their size, and `live` the number of rows that are in no file yet.
         """
         found: dict[str, Any] = self._source.ask("stats", **fields)
         return found
@@ -438,8 +441,8 @@ class EventLog:
     ) -> Iterator[pa.Table]:
         """Yield the result of `query` as tables of at most `rows` rows.
 
-        The log is read up to the row that is its last one when this is called. There is at least one table, which may
-        be empty.
+        The log is read up to the row that is its last one when the iteration begins. There is at least one table,
+        which may be empty.
 
         Args: `text`, `expand` and the fields are as for `query`. With `expand` a table may have more than `rows` rows,
         because each broadcast becomes one row per hearer.

@@ -98,14 +98,15 @@ class Sum(Aggregate):
 
 
 class Mean(Aggregate):
-    """The mean of a number in the states of all agents, for `collect=`: one value per step.
+    """The mean of a number in the states of all agents, for `collect=` of `run`. There is one value per step.
 
     The mean is exact, except for one rounding at the end, so it does not depend on how the agents are grouped. Agents
     that have called `me.stop()` are included, unless `living` is True.
 
-    Args: `name` is the key in the state and the name of the column. With `of`, `name` is only the name of the column.
-    `of` is a key of the state, or a function: an agent's number is then `of(me)`, and in a run with by="group",
-    `of(group)` is an array of all agents' numbers. `living` leaves out the agents that have called `me.stop()`.
+    Args: `name` is the key in the state, and the name of the column in the result. With `of`, `name` is only the name
+    of the column. `of` is a key of the state, or a function. With a function, an agent's number is `of(me)`. In a run
+    with by="group", `of(group)` is an array of all agents' numbers. `living` leaves out the agents that have called
+    `me.stop()`.
     """
 
     kind = "mean"
@@ -139,7 +140,9 @@ class Min(Aggregate):
 
 
 class Max(Aggregate):
-    """The largest value of a number over all agents, for `collect=`; NaN if some value is NaN, or without agents.
+    """The largest value of a number over all agents, for `collect=` of `run`.
+
+    The result is NaN if some value is NaN, or if there are no agents.
 
     Args: as for `Mean`: `name` is the number's key in the states, and `living` leaves out agents that have stopped.
     """
@@ -197,7 +200,7 @@ class Quantile(Aggregate):
 
 
 class Gini(Aggregate):
-    """The Gini coefficient of a number over all agents, for `collect=`.
+    """The Gini coefficient of a number over all agents, for `collect=` of `run`.
 
     The Gini coefficient is 0 if all agents have the same number, and near 1 if one agent has nearly the whole sum.
 
@@ -234,9 +237,9 @@ class Gini(Aggregate):
 
 
 class Count(Aggregate):
-    """The number of agents with each value of a key in their states, for `collect=`.
+    """The number of agents with each value of a key in their states, for `collect=` of `run`.
 
-    There is a column `name=value` for each value. The values are texts, bools or whole numbers.
+    The result has a column `name=value` for each value. The values are texts, bools or whole numbers.
 
     Args: as for `Mean`: `name` is the key in the states, and `living` leaves out agents that have stopped.
     """

@@ -70,12 +70,12 @@ START = -1  # what stands for the step's number while the `start` function runs,
 
 
 class Agent(ReadOnlyAttributes):
-    """One agent of a model in one step: what the agent knows, and what it can do.
+    """One agent of a simulation in one step: what the agent knows, and what it can do.
 
     `state` is the agent's own dict. The dict is kept when the step ends, and the next step begins with equal values.
     `data` is the agent's row of the DataFrame that was passed to `run` as `agents`, `shared` is the object that was
     passed to `run`, and `neighbours` are the agents to which this agent has an edge in the graph. `kind` is the agent's
-    kind, such as "trader", if the run has several kinds of agents, each with its model.
+    kind, such as "trader", if the run has several kinds of agents, each with its own function.
     """
 
     __slots__ = ("_place", "_society", "_stopped", "data", "id", "kind", "neighbours", "shared", "state")
@@ -146,11 +146,11 @@ class Agent(ReadOnlyAttributes):
 
     @property
     def blocked(self) -> Sequence[BlockedSend]:
-        """Return the messages that the agent sent in the previous step, but that rules blocked.
+        """Return the messages that the agent sent in the previous step, and that a rule blocked.
 
-        Each has the `rule` that blocked it, and the `reason`.
+        Each of these messages has `message_id`, `to_id`, the `rule` that blocked it, and the `reason`.
 
-        A blocked question gets no answer; its `message_id` is the id that `ask` returned.
+        A blocked question gets no answer. The `message_id` of a blocked question is the id that `ask` returned.
         """
         return () if self._society.step is None else self._society.step.blocked.of(self._place)
 
@@ -249,21 +249,22 @@ class Agent(ReadOnlyAttributes):
     def remember(self, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Awaitable[Any]:
         """Call a function, async or plain, and store its result, for the case that the step runs again.
 
-        A step runs again if, for example, its process has died. An equal call then gets the stored result, and the
-        function is not called. Use this for calls that cost money or whose results vary, such as calls of a language
-        model. The agent's own function, which was passed to `run`, must be async, and await the result. Two calls are
-        equal if the same agent calls the same function (by its qualified name) with equal arguments in the same step.
-        If an agent makes several equal calls in one step, each of them is made, and has its own result. A run that
-        `Messaging.fork` starts from this run uses the stored results too. If msgpack cannot encode the arguments of a
-        call, the call is identified by its number among the agent's calls of the function. Awaiting the call returns an
-        equal copy of what the function returned. A plain function runs in a thread. Exceptions are not stored. With
-        `Calls(store=)`, calls of the same function with equal arguments are made only once, whichever agent makes them
-        (see `by_content`).
+        A step runs again if, for example, its process has died. Calls whose results are stored are then not made again.
+        Use this for calls that cost money or whose results vary, such as calls of a language model. The agent's own
+        function, which was passed to `run`, must be async, and await the result. A plain function runs in a thread.
+        Awaiting the call returns an equal copy of what the function returned. Exceptions are not stored.
 
-        Raises: the errors of the function; ConfigError outside of an async model, or if there is a store and the
-        function or its arguments cannot be compared with those of other calls; InvalidPayload for a result that cannot
-        be stored exactly (the error names the part of the result); PayloadTooLarge for a result above
-        MessagingConfig.payload_bytes.
+        A stored result is used for an equal call. Two calls are equal if the same agent calls the same function (by its
+        qualified name) with equal arguments in the same step. If an agent makes several equal calls in one step, each
+        of them is made, and has its own result. If msgpack cannot encode the arguments of a call, the call is
+        identified by its number among the agent's calls of the function in the step. A run that `Messaging.fork` starts
+        from this run uses the stored results too. With `Calls(store=)`, calls of the same function with equal arguments
+        are made only once, whichever agent makes them (see `by_content`).
+
+        Raises: the errors of the function; ConfigError if the agent's function is not async, if the function passed to
+        `run` as `start` calls this, or if there is a store and the function or its arguments cannot be compared with
+        those of other calls; InvalidPayload for a result that cannot be stored exactly (the error names the part of the
+        result); PayloadTooLarge for a result above MessagingConfig.payload_bytes.
         """
         calls = self._society.calls
         if calls is None:
@@ -284,14 +285,15 @@ class Agent(ReadOnlyAttributes):
         self._society.moves[self.id] = check_name("group", to)
 
     def stay_active(self) -> None:
-        """Stay active in a run with only_active=True, in which the model is not called for all agents.
+        """Have the agent's function called in the next step even if there are no messages for the agent.
 
-        In the next step the model is then called for this agent even if there are no messages for it.
+        This has an effect only in a run with only_active=True. In such a run the function is called in a step only for
+        some agents, such as those that have messages.
         """
         self._society.staying.add(self._place)
 
     def stop(self) -> None:
-        """Leave the simulation after this step: the model's function is not called for this agent any more.
+        """Leave the simulation after this step. The agent's function is not called for this agent any more.
 
         The agent's state stays as it is after this step.
         """

@@ -37,9 +37,9 @@ _encode = msgspec.msgpack.encode
 class Crowd(ReadOnlyAttributes):
     """All agents of a group: `ids` (int64, or object if some are strs), and `state`, a dict of arrays.
 
-    A run with by="group" passes a Crowd to the model. `name` is the group's name, and `shared` the object that was
-    passed to `run`. `kind` is the kind of all agents of the group, such as "trader", if the run has several kinds of
-    agents.
+    In a run with by="group", the function that was passed to `run` gets a Crowd. `name` is the group's name, and
+    `shared` the object that was passed to `run`. `kind` is the kind of all agents of the group, such as "trader", if
+    the run has several kinds of agents.
     """
 
     __slots__ = ("_draw", "ids", "kind", "name", "shared", "state")

@@ -19,23 +19,24 @@ _PAGE = 8192  # the number of rows that are converted to Python objects at a tim
 
 @dataclass(frozen=True, slots=True)
 class LogRow:
-    """One row of the event log: a send to one recipient, or to no recipient. Times are in unix seconds.
+    """One row of the event log, which says what became of one send. Times are in unix seconds.
 
-    A broadcast has one row for each mailbox, the queue of one group or messager, in which agents hear it. These fields
-    are None where they do not apply: `step` is the step in which the message was sent, `step_read` the one in which it
-    is read, and `ordinal` the number of the message among its sender's messages in the step. `from_id` is None for the
-    user. `to_id` is None for a message to the user or to a channel that belongs to no agent, and for a broadcast.
+    A message has a row for each of its recipients. A broadcast has a row for each mailbox, the queue of one group or
+    messager, whose agents hear it. Fields that do not apply to the send are None. `step` is the step in which the
+    message was sent, `step_read` the one in which it is read, and `ordinal` the number of the message among its
+    sender's messages in the step. `from_id` is None for the user, a person outside. `to_id` is None for a message to
+    the user or to a channel that belongs to no agent, and for a broadcast.
     `subtopic` is the last part of an agent's `channel`. `audience` and `audience_version` name the audience of a
     broadcast, and `pairs` is how many agents of the mailbox hear it. `in_reply_to` is the id of the question that the
     message answers, and `expects_answer` says whether it is a question. `caused_by` is the id of the message that the
     sender was handling.
 
-    `text` is the payload as JSON, `text_before` the payload before a rule rewrote it, and `labels` are those that rules
-    gave. `sent_at` is when the messager accepted the message, `delivered_at` when the server stored it. `fate` says
-    what became of the message: "delivered", "published", "undeliverable" or "blocked". `rule` is the rule that blocked
-    or rewrote the message, and `reason` says why nobody received it. `sender` is the name of the messager that sent it,
-    and `mailbox` the mailbox to which it went. `position` is the row's number in the log: pass it as `after` to get the
-    rows after this row.
+    `text` is the payload as JSON, `text_before` the payload before a rule rewrote it, and `labels` are the labels that
+    rules gave the message. `sent_at` is when the messager accepted the message, `delivered_at` when the server stored
+    it. `fate` says what became of the message: "delivered", "published" (only a plain Redis client received it),
+    "undeliverable" or "blocked". `rule` is the rule that blocked or rewrote the message, and `reason` says why nobody
+    received it. `sender` is the name of the group or messager that sent it, and `mailbox` the mailbox to which it went.
+    `position` is the row's number in the log. Pass `position` as `after` to get the rows after this row.
     """
 
     message_id: str

@@ -90,11 +90,12 @@ class StampedHandle:
 
 
 class AsyncGroup(StampedHandle):
-    """The calls of a group's handle for async code: `await group.aio.send(...)`.
+    """Handle of a group, a Ray actor that hosts agents, for async code: `await group.aio.send(...)`.
 
-    `group.aio` is a separate handle: a fetch by `group.aio` does not commit messages that `group` has fetched. A `step`
-    that is set on one of these handles is recorded with the sends of both. Several event loops may send at the same
-    time. `fetch_messages` and `ack` raise ConfigError if a call in another event loop is waiting.
+    `group.aio` has the calls of `group`, a `Group`, as coroutines. The two are separate handles, so a fetch by
+    `group.aio` does not commit messages that `group` has fetched. If `step` is set on one of the two handles, it is
+    recorded with the sends of both. Several event loops may send at the same time. `fetch_messages` and `ack()` raise
+    ConfigError while such a call in another event loop is waiting.
     """
 
     def __init__(
@@ -209,7 +210,8 @@ class AsyncGroup(StampedHandle):
 
         An audience is a named set of pairs of sender and hearer.
 
-        Args: from_id None is the user; audience is the audience's handle or name, or "*" for all agents.
+        Args: from_id None is the user, a person outside; audience is the audience's handle or name, or "*" for all
+        agents.
         Raises: UnknownName if the audience does not exist; otherwise the same errors as `Messager.send_message`, such
         as UnknownSender, InvalidPayload, MailboxFull and OutcomeUnknown.
         """
@@ -283,9 +285,10 @@ class AsyncGroup(StampedHandle):
     ) -> Message:
         """Ask an agent, and wait up to `timeout` seconds for its answer. Return the answer as a Message.
 
-        Raises: NoAnswer if there is no answer in time, and at once if no mailbox gets the question; AnswerFailed, a
-        subclass of NoAnswer, if the agent's handler fails; QuestionBlocked if a rule blocks the question; otherwise the
-        same errors as `Messager.send_message`, such as UnknownSender, InvalidPayload, MailboxFull and OutcomeUnknown.
+        Raises: NoAnswer if there is no answer in time, or at once if no group or messager gets the question;
+        AnswerFailed, a subclass of NoAnswer, if the agent's handler fails; QuestionBlocked if a rule blocks the
+        question; otherwise the same errors as `Messager.send_message`, such as UnknownSender, InvalidPayload,
+        MailboxFull and OutcomeUnknown.
         """
         check_timeout(timeout)
         call, frame = secrets.token_hex(8), encode(self._single(from_id, to_id, payload, subtopic))
@@ -390,12 +393,11 @@ class AsyncGroup(StampedHandle):
         becomes a dead letter, or with on_error="end" this call ends, and raises the handler's error.
 
         If a handler takes longer than `MessagingConfig.loan_s`, its message is redelivered to the next fetch of another
-        handle. Messages that are not handled when the service ends are delivered to the next fetch at once, by this
-        handle or another. The errors are those of `Messager.serve`, such as ConfigError if the handler is not async,
-        and:
+        handle. Messages that are not handled when this call ends are delivered to the next fetch at once, by this
+        handle or another.
 
-        Raises:
-            CommitFailed: A handler, or an earlier fetch of this handle, took longer than `loan_s`.
+        Raises: the same errors as `Messager.serve`, such as ConfigError if the handler is not async; CommitFailed if a
+        message was held for longer than `loan_s`, by a handler or since an earlier fetch of this handle.
         """
         serving = Serving.checked(concurrency, retries, timeout, on_error)
         service = GroupService(self, self._caller)
@@ -416,19 +418,20 @@ class AsyncGroup(StampedHandle):
         """Return new messages; wait up to `timeout` seconds (None: for ever) for the first.
 
         This commits the messages of this handle's last fetch, so that they are not delivered again. If a handle holds
-        messages for longer than `MessagingConfig.loan_s`, because its task died or ended without `ack`, they are
+        messages for longer than `MessagingConfig.loan_s`, because a Ray task died or ended without `ack`, they are
         redelivered to the next fetch of any handle.
 
         Args:
             limit: The most messages to return.
             timeout: Seconds to wait for the first message.
-            commit: "next": the next fetch commits these messages. "acked": only `ack` or a `with` block over the result
-                does.
+            commit: "next": the next fetch commits these messages. "acked": only `ack`, or a `with` block over the
+                result, commits them.
             complete: Return all messages that the server had when this was called, except those that other handles
                 hold.
 
         Raises: CommitFailed if the messages of the last fetch were redelivered to another handle; FetchTooLarge if a
-        fetch with `complete` is above its limits; ConfigError for an invalid argument.
+        fetch with `complete` would return more than `MessagingConfig.complete_messages` messages or `complete_bytes`
+        bytes; ConfigError for an invalid argument.
         """
         check_fetch(limit, commit, complete=complete)
         check_timeout(timeout)
@@ -488,9 +491,10 @@ class AsyncGroup(StampedHandle):
             lanes.release(lane)
 
     async def ack(self, messages: Acked | None = None) -> None:
-        """Commit fetched messages: one message, several, or (None) all that this handle holds.
+        """Commit fetched messages: one message, several, or (None) all that this handle has not committed yet.
 
-        On return the commit is durable, even if other handles hold earlier messages. A second call does nothing.
+        Committed messages are not delivered again. When this call returns, the commit is durable, even if other handles
+        have not committed earlier messages yet. Committing a message a second time does nothing.
 
         Raises: CommitFailed if this handle held a message for longer than `MessagingConfig.loan_s` and another
         handle has it now; ConfigError for messages that no handle of this group has fetched.
@@ -528,7 +532,7 @@ class AsyncGroup(StampedHandle):
         return await insist(self.waiting, self.actor, call, actor_name=self._actor_name)
 
     async def give_up(self) -> None:
-        """Give back to the mailbox the messages of this handle's last fetch. The next fetch gets them again."""
+        """Give back the messages of this handle's last fetch. The next fetch gets them again."""
         async with self._fetching.held():
             await self.give_up_lease(self._token)
 
@@ -539,7 +543,7 @@ class AsyncGroup(StampedHandle):
         await self._insist(lambda: self.actor.give_up.remote(self._caller, token))
 
     async def give_up_unacked(self) -> None:
-        """Give back to the mailbox all messages of fetches with commit="acked" that are not acknowledged."""
+        """Give back all messages of this handle's fetches with commit="acked" that are not committed yet."""
         for token in [*self._unacked.values()]:
             await self.give_up_lease(token)
 
@@ -598,8 +602,8 @@ class AsyncGroup(StampedHandle):
 
         Agents that are hosted here already are ignored.
 
-        Raises: AlreadyExists, with the agent's group as `owner`, if an agent is hosted elsewhere; InvalidAddress for an
-        invalid id.
+        Raises: AlreadyExists if another group hosts one of the agents (the error's `owner` is that group);
+        InvalidAddress for an invalid id.
         """
         await self._insist(partial(self.actor.add_agents.remote, column_of(agents)))
 

@@ -35,9 +35,9 @@ def _blocking(
 class Group(StampedHandle):
     """Handle of a group, a Ray actor that hosts agents: sends for its agents, and fetches their messages.
 
-    `actor` is the actor's Ray handle, `aio` has the same calls for async code. Sends of one handle keep their order,
-    and a send that Ray repeats is executed once. A Ray task gets its own copy of a handle. A task that fetches should
-    call `ack()` before it ends, or fetch in a `with` block:
+    `actor` is the actor's Ray handle, and `aio` has the same calls for async code. Sends of one handle keep their
+    order, and a send that Ray repeats is executed once. A Ray task gets its own copy of a handle. A Ray task that
+    fetches should call `ack()` before it ends, or fetch in a `with` block:
 
         with group.fetch_messages(timeout=5) as messages: ...      # committed when the block ends without an error
     """
@@ -113,12 +113,13 @@ class Group(StampedHandle):
 
         Requesting the next step commits the current one. After a `break` or an exception the current step is not
         committed, and the next call of `steps` runs it again. All groups must iterate at the same time, because each
-        group waits until the other groups have closed the previous step. If Ray tasks iterate, give these tasks
-        num_cpus=0: then none of them waits for a free CPU.
+        group waits until the other groups have ended the previous step. If Ray tasks iterate, give these tasks
+        num_cpus=0, so that none of them waits for a free CPU.
 
-        Args: with `leave` the group leaves before step `until`, and the other groups go on without it.
-        Raises: ConfigError if the experiment has no steps; AlreadyExists if another task iterates over the steps of
-        this group; StepAborted or StepTooLarge if a step could not be committed.
+        Args: with `leave` the group takes no part in step `until` and later steps, and the other groups do not wait
+        for it. Without `leave`, they wait for it in step `until`.
+        Raises: ConfigError if the experiment has no steps; AlreadyExists if another Ray task or program iterates over
+        the steps of this group; StepAborted or StepTooLarge if a step could not be committed.
         """
         from ray_messaging.cluster.handles.group.group_steps import group_steps  # noqa: PLC0415 - most groups have no steps
 
