@@ -169,8 +169,8 @@ class Steps(_Settings):
     )
     ahead: int = _setting(
         16,
-        "with wait_for='neighbours': for how many steps after the current step agents may already call a language "
-        "model",
+        "with wait_for='neighbours': an agent may call a language model up to this many steps before the step that "
+        "the call is for",
         ge=1,
         le=64,
     )
@@ -200,7 +200,7 @@ class Steps(_Settings):
 
 
 class Price(_Settings):
-    """The price of a million tokens of a model: `Price(input="0.15", output="0.60")`, for `Calls(cost=)`."""
+    """The price of a million tokens of a language model, for `Calls(cost=Price(input="0.15", output="0.60"))`."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -604,7 +604,8 @@ class MessagingConfig(_Settings):
     )
     inbox_messages: PositiveInt = _setting(
         100_000,
-        "how many messages a receiver reads, at most, before they are fetched; twice as many if the server is far away",
+        "most messages that a receiver reads from the server in advance, before a fetch asks for them; twice as many "
+        "if the server is far away",
     )
     outbox_messages: PositiveInt = _setting(
         200_000, "how many messages may wait in a messager to be sent; `send` waits while that many wait"
@@ -629,7 +630,7 @@ class MessagingConfig(_Settings):
     send_timeout_s: PositiveFloat = _setting(
         30.0,
         "seconds for which a send is retried, with pauses, while the server cannot be reached, a mailbox or the log "
-        "is full, or a mailbox's keys are gone",
+        "is full, or the server has lost the keys of a mailbox",
     )
     cut_timeout_s: PositiveFloat = _setting(
         CUT_TIMEOUT_S,

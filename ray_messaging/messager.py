@@ -126,15 +126,15 @@ class Messager(names.ChannelNames):
         return self.engine.interceptor
 
     def set_message_interceptor(self, message_interceptor: object) -> None:
-        """Replace the interceptor that judges this messager's messages, from the next batch of sends on.
+        """Replace the interceptor, the actor whose rules judge the messages that this messager sends.
 
-        Pass None if the experiment has no interceptor.
+        The new interceptor judges from the next batch of sends on. If it is None, no rules judge the messages.
         """
         self.engine.interceptor = message_interceptor
 
     @property
     def step(self) -> int | None:
-        """Return the simulation step that is stamped on messages as they are sent, or None."""
+        """Return the simulation step that is stamped on messages as they are sent; None: they get no step."""
         return self.engine.step
 
     @step.setter
@@ -229,11 +229,11 @@ class Messager(names.ChannelNames):
         return await sender.broadcast(unspread_batches(chunks, audience, names.check_subtopic(subtopic), engine.step))
 
     async def relay(self, frames: Sequence[bytes]) -> Receipts:
-        """Send messages that another process has encoded with the module `sending.bulk_input`.
+        """Send messages that another process has checked and encoded, as the handle of a group does.
 
-        Return one receipt for each message.
+        Return one receipt for each message and recipient.
 
-        Args: Each of `frames` is a batch of messages.
+        Args: `frames` are batches of messages, each of them encoded as bytes.
         """
         batches = [decode(frame) for frame in frames]
         self.engine.checks.check_senders(batch.from_ids for batch in batches)
@@ -310,9 +310,10 @@ class Messager(names.ChannelNames):
         answer. Nothing else may fetch from this messager meanwhile.
 
         A handler that fails is called again, up to `retries` times. Then the asker gets AnswerFailed, and the message
-        becomes a dead letter with the reason. With on_error="end" this call ends instead: it waits for the handlers
-        that are running, and raises the error. The message stays in the mailbox for the next call of `serve`. Until
-        that call begins, agents that ask a question get NoAnswer.
+        becomes a dead letter, which has the reason. With on_error="end" this call ends instead. It waits for the
+        handlers that are running, and then raises the error. The message stays in this messager's mailbox, its queue on
+        the server, and the next call of `serve` gets the message. Until this messager serves or fetches again, whoever
+        asks its agents a question gets NoAnswer.
 
         Args: `timeout` is the number of seconds after which a handler is cancelled and counts as failed (None: no
         limit).
@@ -333,7 +334,7 @@ class Messager(names.ChannelNames):
     # -- receiving ------------------------------------------------------------------------------------------------
 
     async def subscribe_and_start_listening(self, channels: list[str]) -> None:
-        """Listen on channels, and on patterns (Redis's * ? [ ]). A later call adds more of them."""
+        """Listen on channels, and on patterns (Redis's * ? [ ]). A later call adds channels and patterns to these."""
         await self.engine.subscribe(channels)
         await self.conversation.resume()
 
@@ -466,13 +467,14 @@ class Messager(names.ChannelNames):
         self._inboxes.agents_changed(self.name, self.engine.receiving.listens_for)
 
     def steps(self, *, until: int, leave: bool = False) -> "AsyncGenerator[Step, None]":
-        """Iterate over the steps of this group's agents, from the first uncommitted one up to the one before `until`.
+        """Iterate over the steps of this messager's agents, from the first uncommitted step to the one before `until`.
 
         Requesting the next step commits the current one. After a `break` or an exception the current step is not
-        committed, and the next call of `steps` runs it again. All groups must iterate at the same time, because each
-        group waits until the other groups have ended the previous step.
+        committed, and the next call of `steps` runs it again. A messager that hosts agents is a group of the
+        experiment. All groups must iterate at the same time, because each group waits until the other groups have ended
+        the previous step.
 
-        Args: with `leave` the group leaves before step `until`, and the other groups go on without it.
+        Args: with `leave` this group leaves before step `until`, and the other groups go on without it.
         Raises: ConfigError if the experiment has no steps, or this messager has no name or hosts no agents;
         StepAborted, StepTooLarge or Fenced if a step could not be committed.
         """
@@ -483,9 +485,9 @@ class Messager(names.ChannelNames):
     def transaction(self) -> Transaction:
         """Return a transaction, for `async with messager.transaction() as tx:` (see docs/receiving.md).
 
-        The messages that `tx` fetches and sends, and its state, are committed together at the end of the block, or not
-        at all. Only one transaction can be open. While it is open, other sends go on, and other fetches raise
-        TransactionError.
+        The messages that `tx` fetches and sends, and the state that is set by `tx.state`, are committed together at the
+        end of the block, or not at all. A messager can have only one open transaction. While it is open, other sends go
+        on, and other fetches raise TransactionError.
 
         Raises: ConfigError if this messager has no name; NotListening if it does not listen; TransactionError if
         another transaction is open; at the end of the block also the errors of `send_message`, such as InvalidPayload

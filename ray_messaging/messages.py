@@ -126,7 +126,7 @@ class Messages(Sequence[Message]):
 
     @property
     def steps(self) -> NDArray[Any]:
-        """Return the senders' simulation steps: int64 (n,), or object if some have none."""
+        """Return the simulation steps in which the messages were sent: int64 (n,), or object if some have none."""
         return _joined([_column(part, part.batch.step) for part in self.slices])
 
     @property
@@ -158,19 +158,20 @@ class Messages(Sequence[Message]):
         return [part_of(part.batch.lines, part.low, part.high) for part in self.slices]
 
     def column(self, name: str) -> NDArray[Any]:
-        """Return the named value of each payload: an array (n,), or (n, k) for vectors of k numbers.
+        """Return the value with this name in each payload: an array (n,), or (n, k) for vectors of k numbers.
 
-        Strings come as an array of objects. If the payloads were sent by `columns(...)`, the array may be read-only.
-        Raises InvalidColumns if a payload has no such value.
+        Strings come as an array of objects. If the payloads were sent as arrays, by `ray_messaging.columns`, the array
+        may be read-only. Raises InvalidColumns if a payload has no such value.
         """
         return column_of(self._payload_parts, name)
 
     def to_arrow(self) -> Any:  # noqa: ANN401 - pyarrow.Table
         """Return a pyarrow.Table with the columns of `to_pandas`.
 
-        JSON payloads are strings. A column of ids is int64, or strings if one of its ids is a str.
+        JSON payloads are strings. A column of ids is int64. If one of its ids is a str, the column has strings. If all
+        its ids are None, its type is null.
 
-        Raises: InvalidColumns if the values of a column that was sent by `columns(...)` have two types.
+        Raises: InvalidColumns if the values of a column that was sent by `ray_messaging.columns` have two types.
         """
         import pyarrow as pa  # noqa: PLC0415 - 80 MB that a group need not load
 
@@ -181,8 +182,8 @@ class Messages(Sequence[Message]):
         """Return a pandas.DataFrame whose columns have the names and types of the event log's columns.
 
         These are message_id, step, channel, subtopic, from_id, to_id, in_reply_to, labels, sent_at (UTC), and payload.
-        Payloads that were sent by `columns(...)` have one column for each value, such as `payload.price`. Ids and steps
-        are pandas' Int64 if no id is a str.
+        Payloads that were sent as arrays, by `ray_messaging.columns`, have one column for each value, such as
+        `payload.price`. The column `step`, and each column of ids without a str, is pandas' Int64.
         """
         parts = self._payload_parts
         typed = {f"payload.{name}": filled_column(parts, name) for name in names_of(parts)}

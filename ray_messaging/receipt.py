@@ -223,7 +223,10 @@ def set_receipts(futures: "Sequence[asyncio.Future[Receipt]]", outcome: Outcome,
 
 
 class Receipts(Sequence[Receipt]):
-    """The receipts of a call that sends many messages, in the order of the messages. Each is built when it is read."""
+    """The receipts of a call that sends many messages, in the order of the messages.
+
+    Each receipt is built when it is read.
+    """
 
     __slots__ = ("_ends", "parts")
 
@@ -285,7 +288,7 @@ class Receipts(Sequence[Receipt]):
         return dict(zip(NAMES if found[UNKNOWN] else FATES, found, strict=False))
 
     def blocked_by(self) -> Counter[str]:
-        """Return the number of blocked sends by the name of the rule that blocked them."""
+        """Return how many sends each rule has blocked, by the name of the rule."""
         return Counter(
             rule for outcome, low, high in self.parts for row, (rule, _) in outcome.blocks.items() if low <= row < high
         )

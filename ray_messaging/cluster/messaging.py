@@ -107,6 +107,7 @@ class Messaging(AbstractContextManager["Messaging"]):
         """Start an experiment, and Ray if it does not run yet.
 
         If this call starts Ray, Ray ends with the last experiment of this process.
+
         Args:
             exp_id: The experiment's name.
             redis: The address of your own server. None: an embedded server, which ends with the experiment (see
@@ -128,10 +129,10 @@ class Messaging(AbstractContextManager["Messaging"]):
                 docs/operations.md). None: no spans.
             shards: With steps, the number of servers over which large messages are spread (see docs/operations.md).
                 This many embedded servers start on this node. With a Redis Cluster of your own, this many hash slots
-                are used.
-                "per-node" starts one server on each node that Ray has now. Everything but large messages is on the
-                first server. None: one server.
-            calls: The limits, for all groups together, of agents' calls through `me.remember`. None: no limits.
+                are used. "per-node" starts one server on each node that Ray has now. Everything but large messages is
+                on the first server. None: one server.
+            calls: The limits of the calls that agents make by `me.remember`, such as calls of a language model, for all
+                groups together. None: no limits.
 
         Raises: AlreadyExists if the experiment exists and `on_existing` is "error"; ConfigError for invalid arguments;
         ConnectionFailed within 5 s if the server does not answer; ServerRefused if it refuses the password, user or db;
@@ -183,8 +184,8 @@ class Messaging(AbstractContextManager["Messaging"]):
 
         The fork begins with the last checkpoint before `at_step`. The checkpoint has all states, the messages that are
         not read yet, the audiences, and the `state` of each rule. A call of `run` with the same agents and groups goes
-        on from there. In the steps before `at_step` the groups must send the same messages as in the parent. The parent
-        is never changed, and may still run. A fork may be forked.
+        on from there. In the steps between the checkpoint and `at_step` the groups must send the same messages as in
+        the parent. The parent is never changed, and may still run. A fork may be forked.
 
         Args:
             parent: The log_dir of the other run, which had `Steps(checkpoint=...)`, or a copy of that folder.
@@ -255,14 +256,15 @@ class Messaging(AbstractContextManager["Messaging"]):
         return cls(connection.experiment, connection.interceptor)
 
     def shutdown(self, *, erase: bool = False) -> None:
-        """Let the groups send their accepted messages, and then stop everything. A second call does nothing.
+        """Let the groups send the messages that they have accepted, and then stop everything.
 
-        Only the process that started the experiment can stop it. In other processes this only drops the handles.
+        A second call does nothing. Only the process that started the experiment can stop it. In any other process this
+        call only drops the handles.
 
         Args:
             erase: Delete the experiment's data, unread messages included, from your own server or from `data_dir`.
-                Without `erase` these data stay, and `on_existing` decides at the next start. An embedded server's data
-                stay only if they are in a folder, as `data_dir` of `start` says.
+                Without `erase` these data stay, and `on_existing` of the next `start` decides what happens to them. An
+                embedded server's data stay only if they are in a folder (see `data_dir` of `start`).
         """
         doors, self._doors = self._doors, []
         for door in doors:
@@ -312,9 +314,9 @@ class Messaging(AbstractContextManager["Messaging"]):
     def stats(self) -> dict[str, Any]:
         """Return a dict of counters, such as the numbers of messages that rules have `judged` and `blocked`.
 
-        `waiting` has the number of unread messages of each mailbox, `dead_letters` has counts of dead letters, the
-        messages that no mailbox could deliver. If the experiment has an event log, `log` has the counters of the log's
-        writer.
+        `waiting` has the number of unread messages of each mailbox, which is the queue of one group or messager on the
+        server. `dead_letters` has counts of dead letters, the messages that no mailbox could deliver. If the experiment
+        has an event log, `log` has the counters of the log's writer.
         """
         stats: dict[str, Any] = self._connection.ask(self.interceptor.stats.remote())
         if self.log_dir is not None:
@@ -355,12 +357,14 @@ class Messaging(AbstractContextManager["Messaging"]):
     ) -> "Seat":
         """Let a person act for an agent: the person reads the agent's inbox and writes its messages on a web page.
 
-        Call this before `run`. In each step, `run` then lets the person act in place of the model, and waits for the
-        person up to `Steps(seat_timeout_s=)`. What people do is stored like the results of `me.remember`. One web
-        server, in a process of its own, has the pages of all these people, until `shutdown`. See docs/guides/seats.md.
+        Call this before `run`. In each step, `run` then lets the person act in place of the agent's function, and waits
+        for the person up to `Steps(seat_timeout_s=)` seconds. What people do is stored, so a step that runs again asks
+        nobody twice. One web server, in a process of its own, has the pages of all these people, until `shutdown`. See
+        docs/guides/seats.md.
 
         Args:
-            agent: The agent's id. If a person acts for it already, such as in a resumed run, that link stays valid.
+            agent: The agent's id. If a person has a link for this agent already, such as in a resumed run, that link
+                stays valid.
             consent: A text to which people must agree before they begin; "": no such text.
             host: The address on which the web server listens. People at other machines cannot reach a loopback address.
             port: The port; 0 selects a free port. In a resumed experiment earlier links work only at the same port.
@@ -386,9 +390,8 @@ class Messaging(AbstractContextManager["Messaging"]):
     def metrics_text(self) -> str:
         """Return metrics of this experiment, as text in Prometheus' format, in at most 5 s.
 
-        They describe the server, the groups, the event log, and the actor by which rules judge messages.
-
-        Metrics of groups are included only after `Messaging.start(..., metrics=True)`.
+        The metrics describe the server, the groups, the event log, and the interceptor, the actor that applies the
+        rules. What groups count and time is included only after `Messaging.start(..., metrics=True)`.
 
         Raises: ImportError if prometheus-client is not installed.
         """
@@ -416,7 +419,7 @@ class Messaging(AbstractContextManager["Messaging"]):
         placement: "GroupPlacement" = "spread",
         actor_options: "ActorOptions" = None,
     ) -> "Group":
-        """Start a group, a Ray actor that hosts agents. It lives as long as the process that made it.
+        """Start a group, a Ray actor that hosts agents. The group lives as long as the process that made it.
 
         Args: as for `create_groups`.
         Raises: AlreadyExists if the name or an agent is taken; InvalidAddress for an invalid name or id; Closed if the
@@ -466,8 +469,8 @@ class Messaging(AbstractContextManager["Messaging"]):
     def agents(self) -> "HostedAgents":
         """Return a mapping from each agent's id to the name of the group that hosts the agent.
 
-        For an agent of `open_messager` the name is that of the messager. The mapping does not change later, and has
-        `to_pandas()`.
+        If a messager that `open_messager` made hosts the agent, the name is that of this messager. The mapping does not
+        change later. Its method `to_pandas()` returns a DataFrame.
         """
         from ray_messaging.cluster.handles.hosted_agents import HostedAgents
 
@@ -476,7 +479,7 @@ class Messaging(AbstractContextManager["Messaging"]):
     def move_agents(self, agents: Iterable[AgentId], *, to: "str | Group", timeout: float = MOVE_TIMEOUT_S) -> None:
         """Move agents to another group, with the messages that wait for them. No message is lost, doubled or overtaken.
 
-        The agents of one group move together, or none of them moves. This waits up to `timeout` seconds until all
+        The agents of one group move together, or none of them moves. This call waits up to `timeout` seconds until all
         messages that were fetched for these agents are committed. In an experiment with steps the agents move when the
         next step opens (see docs/moving-agents.md).
 
@@ -494,8 +497,8 @@ class Messaging(AbstractContextManager["Messaging"]):
         A move has `agents`, `source` and `target` (the names of the groups).
 
         The load of a group is the number of messages that it has fetched since its start. If no group has fetched any,
-        it is the number of the group's agents. Groups whose load differs from the mean by at most a tenth do not
-        change.
+        the load of a group is the number of its agents. Groups whose load differs from the mean by at most a tenth do
+        not change.
 
         Args: With `dry_run`, no agent moves, and the planned moves are returned. `timeout` is as for `move_agents`.
         Raises: the same errors as `move_agents`, such as MoveFailed.
@@ -609,10 +612,11 @@ class Messaging(AbstractContextManager["Messaging"]):
         subtopics: Sequence[str] = SUBTOPICS,
         observer: "Observer | None" = None,
     ) -> "GroupMessager":
-        """Open a group inside your own actor: a messager that hosts agents. Its calls then go through no other actor.
+        """Open a group inside your own actor, as a messager that hosts agents.
 
-        You must close the messager. An open messager makes the garbage collector of your process run less often, unless
-        you have set the collector's thresholds.
+        Your actor then sends and fetches directly, not by calls to the actor of a group. You must close the messager.
+        An open messager makes the garbage collector of your process run less often, unless you have set the collector's
+        thresholds.
 
         Args: `subtopics` are the subtopics on which the agents listen. `observer` is an `Observer` that is told what
         the messager does.
@@ -634,7 +638,7 @@ class Messaging(AbstractContextManager["Messaging"]):
         return backend_of(self.redis).closed_names(self.exp_id)
 
     def remove_messager(self, name: str) -> None:
-        """Remove a named messager's mailbox and its other data on the server; unread messages become dead letters.
+        """Remove the mailbox and other data of a named messager from the server; unread messages become dead letters.
 
         If the messager is open, the messager raises NotListening from then on.
 
@@ -646,7 +650,7 @@ class Messaging(AbstractContextManager["Messaging"]):
 
     @property
     def rules(self) -> "ExperimentRules":
-        """Return the rules of this experiment: an object that can list, insert, replace and remove them."""
+        """Return the rules of this experiment, as an object that can list, insert, replace and remove rules."""
         from ray_messaging.cluster.handles.rules import ExperimentRules
 
         return ExperimentRules(self._connection)
@@ -722,8 +726,9 @@ class Messaging(AbstractContextManager["Messaging"]):
         call `run` again with a higher `until`, or after `start(..., on_existing="resume")`.
 
         Args:
-            model: `def person(me, inbox)`, or async; with by="group" `def crowd(group, step)`. For several kinds of
-                agents, a dict that maps each kind to its function, such as {"trader": trader, "book": book}.
+            model: The function of an agent, `def person(me, inbox)`, or async. With by="group", the function of a
+                group, `def crowd(group, step)`. For several kinds of agents, a dict that maps each kind to its
+                function, such as {"trader": trader, "book": book}.
             agents: The number of agents (ids 0 to n - 1), their ids, or a DataFrame whose index has the ids and whose
                 rows become `me.data`. For several kinds {"trader": range(1000), "book": ["book"]}, or a DataFrame with
                 a column `kind`.
@@ -731,9 +736,9 @@ class Messaging(AbstractContextManager["Messaging"]):
                 (ints before strs), are dealt out in turn: the first to "group0", the second to "group1", and so on.
                 With by="group" and several kinds, each group has agents of only one kind, and each kind has at least
                 one group.
-            until: The first step that is not run. Or a condition, such as `lambda now: now["mood"] > 1`: a function of
-                a dict with the values that `collect` recorded in a step, by column. The run ends after the first step
-                for which the function returns True.
+            until: The first step that is not run. Or a condition, such as `lambda now: now["mood"] > 1`, which is a
+                function that gets a dict of the values that `collect` recorded in a step, by column. The run ends after
+                the first step for which the function returns True.
             max_steps: If `until` is a condition, the first step that is not run even if the condition is never met.
             start: A function that returns an agent's first state, a dict; with by="group" the first state of the group,
                 a dict of arrays. For several kinds it may be a dict of such functions; kinds without a function begin
@@ -905,16 +910,18 @@ class Messaging(AbstractContextManager["Messaging"]):
     ) -> "RemoteAgent":
         """Give an outside agent, which speaks the A2A protocol, an id in this experiment; return its handle.
 
-        Without steps, this call makes a group that hosts the agent, and this process passes messages on until the
-        handle is closed or the experiment ends. In steps, the handle is the model of the agent: pass it to `run`.
+        In an experiment without steps, this call makes a group that hosts the agent, and this process passes messages
+        on until the handle is closed or the experiment ends. In an experiment with steps, pass the handle to `run` in
+        place of the agent's function.
 
         Args:
             agent: The id in this experiment.
             url: The base URL of the outside agent. Its agent card must be below this URL.
             token: A token that the outside agent demands. It is sent to the host of `url` only.
-            wait_s: The most seconds that an answer may take. In steps, a step waits no longer than this, and a later
-                answer comes in a later step.
-            late_steps: In steps: for how many further steps a late answer is still accepted.
+            wait_s: The most seconds that an answer may take. In an experiment with steps, it is the most seconds that a
+                step waits for an answer, and an answer that takes longer comes in a later step.
+            late_steps: In an experiment with steps, the number of further steps in which a late answer is still
+                accepted.
 
         Raises: ConfigError for an invalid URL or limit, or if `ray-messaging[a2a]` is not installed; AlreadyExists if
         the id is taken.
@@ -992,7 +999,10 @@ class Messaging(AbstractContextManager["Messaging"]):
 
     @property
     def calls(self) -> "Calls | None":
-        """Return the limits of agents' calls by `me.remember`, such as calls of a language model; None: no limits."""
+        """Return the limits of the calls that agents make by `me.remember`, such as calls of a language model.
+
+        Return None if there are no limits. `me` is the object that an agent's function gets in a run.
+        """
         return self._connection.experiment.calls
 
     @property

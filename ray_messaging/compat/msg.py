@@ -43,8 +43,9 @@ class Msg:
     A Msg is accepted as a payload. Two messages are equal if their classes and fields are equal. The hash is that of
     `id`, so it does not change with the content. Keywords that AgentScope does not know are ignored with a warning.
 
-    Args: `url` is one URL or a list of URLs, `metadata` a str or dict; `echo` prints the message, with its name in
-    colour. Raises: InvalidMsg, a ValueError, for a role that is none of these three.
+    Args: `url` is one URL or a list of URLs, and `metadata` a str or a dict; `echo` prints the message, with the
+    speaker's name in colour.
+    Raises: InvalidMsg, a ValueError, for a role that is none of these three.
     """
 
     id: str = _field("id", "The message's id: 32 hex digits, unless another one was set.")
@@ -116,7 +117,7 @@ class Msg:
 
     @classmethod
     def from_dict(cls, serialized_dict: dict[str, Any]) -> Self:
-        """Build a Msg from the dict of `to_dict`, ours or AgentScope's. The dict is not changed.
+        """Build a Msg from a dict that `to_dict` of this class, or of AgentScope's, returned. The dict is not changed.
 
         The module that the dict names is not imported. So `Msg.from_dict` reads only dicts of a Msg, and
         the `from_dict` of a subclass reads only dicts of the subclass.

@@ -76,7 +76,7 @@ class Aggregate:
 
 
 class Sum(Aggregate):
-    """The sum of a number over all agents, for `collect=`. It is exact, except for one rounding at the end.
+    """The sum of a number over all agents, for `collect=`. The sum is exact, except for one rounding at the end.
 
     The sum of whole numbers is a whole number, as long as it is at most 2**53.
 
@@ -122,7 +122,7 @@ class Mean(Aggregate):
 
 
 class Min(Aggregate):
-    """The smallest value of a number over all agents, for `collect=`; NaN if some value is NaN, or without agents.
+    """The smallest of all agents' numbers, for `collect=`; NaN if some number is NaN, or if there are no agents.
 
     Args: as for `Mean`: `name` is the number's key in the states, and `living` leaves out agents that have stopped.
     """
@@ -135,7 +135,7 @@ class Min(Aggregate):
 
     @staticmethod
     def merged(name: str, partials: Iterable[Any]) -> dict[str, Value]:
-        """Return {name: the least number of all groups}; NaN if some number is NaN, or if there are no agents."""
+        """Return {name: the smallest of all groups' numbers}; NaN if some number is NaN, or if there are no agents."""
         return {name: _extreme(min, partials)}
 
 

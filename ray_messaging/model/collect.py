@@ -15,7 +15,7 @@ from ray_messaging.model.series_columns import TAKEN
 
 
 class Of:
-    """A choice of agents for `collect=`: its function or aggregates measure only these agents.
+    """A choice of the agents that a function or aggregates measure, for `collect=`.
 
     `Of([7, "book"], lambda me: {"price": me.state["price"]})` collects rows of two agents, and `Of(leaders,
     Mean("mood"))` a mean over some agents. A list for `collect=` may contain an `Of` with aggregates beside other

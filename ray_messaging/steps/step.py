@@ -105,7 +105,7 @@ class Step:
 
     @property
     def heard_counts(self) -> NDArray[np.int64]:
-        """Return how many messages each agent has to read, in the order of `agents`."""
+        """Return how many messages each agent reads in this step, in the order of `agents`, int64 (n,)."""
         return self._inbox.counts
 
     def inbox(self, agent: AgentId) -> Messages:
@@ -170,8 +170,8 @@ class Step:
     ) -> None:
         """Send one message from an agent to all its hearers in an audience.
 
-        They read it in the next step, or in step `deliver_at`. An audience is a named set of pairs of sender and
-        hearer. `audience` is its handle or its name.
+        The hearers read the message in the next step, or in step `deliver_at`. An audience is a named set of pairs of
+        sender and hearer. `audience` is the audience's handle or name.
 
         Raises: UnknownName for an audience that does not exist in this step; otherwise the same errors as
         `send_columns`, such as UnknownSender, InvalidPayload and ConfigError.
@@ -292,9 +292,11 @@ class Step:
         self.moves.add(name, column, positions)
 
     def keep_series(self, series: bytes) -> None:
-        """Store the data that a run has recorded with `collect` in this step. It is written when the step is committed.
+        """Store the data that a run has recorded with `collect` in this step.
 
-        Raises: PayloadTooLarge if the data is larger than MessagingConfig.state_bytes.
+        The data are written when the step is committed.
+
+        Raises: PayloadTooLarge if the data are larger than MessagingConfig.state_bytes.
         """
         self._check_size(series, "collects", "collect less, or in fewer steps by collect_every=")
         self.series = series
@@ -306,7 +308,7 @@ class Step:
 
         Args: `calls` is the record, as `encode_calls` of `ray_messaging.model.calls` returns it.
 
-        Raises: PayloadTooLarge if the calls are larger than MessagingConfig.state_bytes.
+        Raises: PayloadTooLarge if the record is larger than MessagingConfig.state_bytes.
         """
         self._check_size(calls, "has calls of", "return less from the remembered functions")
         self.calls = calls

@@ -28,7 +28,7 @@ LEVEL = 0.95
 
 
 class Study:
-    """The results of a study, from its folder.
+    """The results of a study, which is a set of runs with different parameters, from the study's folder.
 
     `batch_run` returns a Study. A folder can also be opened while its study is going on.
 
@@ -69,9 +69,8 @@ class Study:
     def calls(self) -> CallCounts:
         """Return how many calls agents made by `me.remember`, such as calls of a language model, with tokens and cost.
 
-        Runs that ended with an error are left out.
-
-        The steps that several runs share (see `vary_from`) count once.
+        Runs that ended with an error are left out. Steps that several runs share (see `vary_from` of `batch_run`) count
+        once.
         """
         return CallCounts.together(run.calls for run in self._runs)
 
@@ -152,14 +151,16 @@ class Study:
     ) -> Any:  # noqa: ANN401 - pandas is an extra
         """Return how outcomes differ from those of a base combination of parameters, as a DataFrame with intervals.
 
-        Each combination of parameters, called a row, is compared with its base row: the row that has the values in
-        `base`, and otherwise the same values. Two runs with the same replicate, and so the same seed, are a pair. The
-        columns `base` and `mean` have the means of the outcome in the base row and in the other row. `difference` is
-        the mean of the differences, and `low` and `high` are the bounds of its interval. `size` is Cohen's d, the
-        difference divided by the standard deviation of the runs. `pairs` is the number of pairs that were compared, and
-        `missing` the number of pairs that were not, because a run failed or lacks the outcome. `equal` is the number of
-        pairs whose runs have the same digest (see `to_pandas`). With `batch_run(logs=True)`, `first` names the first
-        message, by step and replicate, in which the two runs of a pair differ (None: all pairs sent equal messages).
+        A combination of parameters is called a row. Each row is compared with its base row, which has the values in
+        `base`, and for all other parameters the same values as the row. Two runs with the same replicate, and so the
+        same seed, one of the row and one of the base row, are a pair. The columns `base` and `mean` have the means of
+        the outcome in the base row and in the row. `difference` is the mean of the differences between the runs of a
+        pair, and `low` and `high` are the bounds of its interval. `size` is Cohen's d, the difference divided by the
+        pooled standard deviation of both rows. `pairs` is the number of pairs that were compared, and `missing` the
+        number of pairs that were not, because a run failed or lacks the outcome. `equal` is the number of pairs whose
+        runs have the same digest (see `to_pandas`). With `batch_run(logs=True)`, `first` is a text about the first
+        message in which the runs of a pair differ (None: the runs of each pair sent equal messages). It is the message
+        of the earliest step, and among pairs of the same step, of the lowest replicate.
 
         Args:
             base: Values of some parameters, or of all, such as {"rule": "none"}.

@@ -107,14 +107,15 @@ class Result:
     """The result of `run` or `messaging.run`, a plain object that can be pickled.
 
     `states` maps each agent, or with by="group" each group, to its state after the last step. With by="group" `ids`
-    maps each group to its agents, in the order of its arrays. `fates` counts the messages of all steps since the
-    experiment began, by what became of them, such as "delivered". `undeliverable` maps a few addresses on which nobody
-    listens, such as an agent that no group hosts, or a subtopic, to the number of messages to this address. With
-    `Steps(digest=True)`, `digests` maps each of the last 64 steps to a hash of its messages, in hex (see
-    `EventLog.digest`). `steps` is the number of the next step to run. `stopped` is True if Ctrl-C, or the budget of
-    `Calls(budget=)`, has ended the run early. `calls` has the numbers of calls that agents have made by `me.remember`
-    in this run, such as calls of a language model, with their tokens and their cost. `collected` is the Arrow table
-    from which `series` is made, or None if the run had no `collect=`.
+    maps each group to its agents, in the order of the arrays in the group's state. `fates` counts the messages of all
+    steps since the experiment began, by what became of them, such as "delivered". `undeliverable` has the number of
+    messages to each of a few addresses on which nobody listens. Such an address is an agent that no group hosts, a
+    subtopic on which the group of an agent does not listen, or a channel. With `Steps(digest=True)`, `digests` maps
+    each of the last 64 steps to a hash of its messages, in hex (see `EventLog.digest`). `steps` is the number of the
+    next step to run. `stopped` is True if Ctrl-C, or the budget of `Calls(budget=)`, has ended the run early. `calls`
+    has the numbers of calls that agents have made by `me.remember` in this run, such as calls of a language model, with
+    their tokens and their cost. `collected` is the Arrow table from which `series` is made, or None if the run had no
+    `collect=`.
     """
 
     states: dict[AgentId, dict[str, Any]]

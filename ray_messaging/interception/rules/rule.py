@@ -70,7 +70,7 @@ class Rule:
     the message. The message is then blocked, unless `on_error` is "allow".
 
     Attributes:
-        name: the rule's name in receipts and in the event log. The rules of an interceptor have different names. By
+        name: the rule's name in receipts and in the event log. Two rules of an experiment cannot have the same name. By
             default the name is made from the class's name.
         needs_payload: whether the rule reads payloads. If False, the rule may get batches without payloads.
         on_error: the verdict on messages on which the rule fails: "block" or "allow".
@@ -79,7 +79,8 @@ class Rule:
             on texts, lengths, rates or senders.
         state: a `Table` with everything that must survive the death of the rule's process; None if the rule keeps
             nothing.
-        context: the interceptor that applies the rule; None before the rule is inserted, and after it is removed.
+        context: the interceptor, the object that applies the rule; None before the rule is inserted, and after it is
+            removed.
 
     Example:
         class QuietHours(Rule):
@@ -142,19 +143,20 @@ class Rule:
         return self.failed(error)
 
     def failed(self, error: BaseException) -> Verdict:
-        """Return the verdict on a message on which this rule has failed: it blocks or allows, as `on_error` says."""
+        """Return the verdict on a message on which this rule has failed: a block, or ALLOW if `on_error` is "allow"."""
         return ALLOW if self.on_error == "allow" else block(failure(error))
 
     @property
     def counts_blocked(self) -> bool:
-        """Return whether verdicts depend on how many of a sender's messages were blocked before, by any rule."""
+        """Return whether this rule's verdicts depend on how many messages of a sender any rule has blocked before."""
         return False
 
     def room(self, senders: Sequence[AgentId | None]) -> Sequence[int]:
-        """Return how many more messages of each sender must be blocked before this rule may judge differently.
+        """Return for each sender how many more of its messages must be blocked before this rule's verdicts may change.
 
-        If `counts_blocked` is True, the messages that are sent in steps are judged in parts. In each part, a sender has
-        at most as many messages as this method returns for it, but at least one.
+        This matters if `counts_blocked` is True. The messages of a simulation in steps are then judged in parts, one
+        after the other. In each part, a sender has at most as many messages as this method returns for the sender, but
+        at least one.
         """
         return [UNLIMITED] * len(senders)
 
@@ -173,7 +175,7 @@ class Rule:
         """Close the rule's connections. This is called when the rule's process ends, or after the rule was removed."""
 
     def describe(self) -> dict[str, Any]:
-        """Return the name, kind and settings, for people to read, as values that JSON has."""
+        """Return the rule's name, its class's name as `kind`, and its settings, as JSON values for people to read."""
         shown = {name: getattr(self, name) for name in self._described}
         settings = {name: list(value) if isinstance(value, tuple) else value for name, value in shown.items()}
         return {"name": self.name, "kind": type(self).__name__, **settings}
