@@ -194,8 +194,9 @@ class UnknownName(MessagingError, LookupError):
 class AlreadyExists(MessagingError, ValueError):
     """A name is taken, such as that of an experiment, a group or a survey, or another group hosts an agent already.
 
-    It is also raised if a folder has the log of another run, or if another task iterates over a group's steps. `kind`
-    says what exists, and `value` is its name or id; `owner` is its owner, or None if the owner is not known.
+    It is also raised if a folder has the log of another run, or if another messager or Ray task already iterates over a
+    group's steps. `kind` says what exists, and `value` is its name or id; `owner` is its owner, or None if the owner is
+    not known.
     """
 
     kind: str
@@ -206,7 +207,8 @@ class AlreadyExists(MessagingError, ValueError):
 class MoveFailed(MessagingError, RuntimeError):
     """Agents could not leave their `group`, and nothing has changed.
 
-    `messages` is the number of messages that prevent it, such as fetched messages that were not committed.
+    `messages` is the number of messages that prevent the move, such as fetched messages that were not committed. It is
+    0 if the move has failed for another reason.
     """
 
     group: str
@@ -221,7 +223,7 @@ class NotListening(MessagingError, RuntimeError):
 
 
 class TransactionError(MessagingError, RuntimeError):
-    """A transaction cannot be opened or continued: another one is open, or this one has ended or is too large."""
+    """A transaction cannot be opened because another one is open, or cannot go on because it ended or is too large."""
 
 
 class NotRepeatable(MessagingError, AssertionError):
@@ -256,7 +258,7 @@ class BudgetSpent(MessagingError):
 
 
 class ModelFailed(MessagingError, RuntimeError):
-    """A language model gives no answer: its server refuses the call, or cannot be reached.
+    """A language model gives no answer, because its server refuses the call, or cannot be reached.
 
     `model` is the model's name, and `tries` how often it was asked. `status` is the HTTP status of the last answer, or
     None if there was no answer.
@@ -294,10 +296,10 @@ class StepFailed(MessagingError, RuntimeError):
 
 
 class AudienceTooLarge(MessagingError, ValueError):
-    """An audience of positions has more pairs of sender and hearer than `limit`, the most that it may have.
+    """An audience with positions has more pairs of sender and hearer than `limit`, the most that it may have.
 
-    `pairs` is the number of pairs. If there are many positions, the number is an estimate, and the error's text says
-    "about".
+    In such an audience, agents hear each other if the distance of their positions is at most a radius. `pairs` is the
+    number of pairs. If there are many positions, the number is an estimate, and the error's text says "about".
     """
 
     pairs: int
@@ -307,7 +309,7 @@ class AudienceTooLarge(MessagingError, ValueError):
 class StepTooLarge(MessagingError, ValueError):
     """A group would read more messages or bytes in one step than its limits allow.
 
-    `rows` and `nbytes` are the messages and bytes of the step, `limit_rows` and `limit_bytes` the limits.
+    `rows` and `nbytes` are the numbers of messages and bytes of the step, `limit_rows` and `limit_bytes` their limits.
     """
 
 
@@ -324,7 +326,7 @@ class UndeclaredSend(MessagingError, ValueError):
 
 
 class NoAnswer(MessagingError, TimeoutError):
-    """A question has no answer: `agent` did not give one within `timeout` seconds, or the question never arrived.
+    """A question has no answer, because `agent` gave none within `timeout` seconds, or the question never arrived.
 
     `question` is the message id of the question, and `fate` says what became of it, such as "delivered". If the
     question was not sent, these are "" and "unknown".
@@ -357,17 +359,18 @@ class QuestionBlocked(MessagingError, PermissionError):
 
 
 class NoQuestion(MessagingError, ValueError):
-    """`agent` cannot send a reply: message `question` expects no answer from it, or was answered already."""
+    """`agent` cannot reply to the message `question`, which expects no answer from `agent`, or was answered already."""
 
     question: str
     agent: object = None
 
 
 class CommitFailed(MessagingError, RuntimeError):
-    """Processed messages could not be committed, mostly because another handle got them after they were held too long.
+    """Fetched messages could not be committed, mostly because they were held too long, and fetched again by others.
 
-    `group` is the name of the mailbox, and `messages` the number of these messages. `held_s` is for how many seconds
-    the messages were held, and `loan_s` for how many they may be held. Both are None if the error has another cause.
+    `group` is the name of the group or messager that got the messages, and `messages` is their number. `held_s` is for
+    how many seconds the messages were held, and `loan_s` for how many seconds they may be held. Both are None if the
+    error has another cause.
     """
 
     group: str
@@ -407,7 +410,11 @@ def ended(exp_id: str, why: str = "", *, unsent: bool = False) -> Closed:
 
 
 class Fenced(MessagingError, RuntimeError):
-    """A newer process has taken over the mailbox or sender `name`; `epoch` is the number of its previous owner."""
+    """This process no longer owns the name `name`, mostly because a newer process has taken over this name.
+
+    It is the name of a mailbox, sender, group, experiment or event log. The server gives each owner of a name a number,
+    and `epoch` is the number of this process. In some errors about steps, `epoch` is the group's last closed step.
+    """
 
     name: str
     epoch: int
@@ -465,7 +472,7 @@ class LogError(MessagingError, RuntimeError):
 
 
 class InvalidQuery(MessagingError, ValueError):
-    """A query of the event log is invalid: its argument `field` cannot be `value`."""
+    """A query or an export of the event log is invalid, because its argument `field` has the value `value`."""
 
     field: str
     value: object
@@ -515,11 +522,11 @@ class MailboxFull(TransitError):
 
 
 class OutcomeUnknown(TransitError):
-    """A send may or may not have happened: the server did not answer."""
+    """A send may or may not have happened, because the server did not answer."""
 
 
 class NotReplicated(OutcomeUnknown, ConnectionFailed):
-    """Too few replicas of the server confirmed a call in time; the primary may have executed it, and may lose it.
+    """Too few replicas of the server confirmed a call in time; the primary may have executed it, and may still lose it.
 
     `replicas` is the number of replicas that confirmed the call, `wanted` (`MessagingConfig.wait_replicas`) the number
     that must confirm it. `host` and `port` are the primary's.

@@ -96,10 +96,10 @@ Life = AsyncGenerator[None, None]
 
 
 async def at_loop_end(end: Callable[[], Awaitable[object] | None]) -> Life:
-    """Make the running event loop call `end` when the loop ends. Closing or dropping the returned object calls it, too.
+    """Make the running event loop call `end` when the loop ends. Closing or dropping the returned object also calls it.
 
-    This is done by an async generator: the last thing that asyncio does before a loop ends, after all tasks were
-    cancelled, is to close open generators.
+    This is done by an async generator, because asyncio closes open generators as the last thing before a loop ends,
+    after all asyncio tasks were cancelled.
     """
     life = _life(end)
     await anext(life)

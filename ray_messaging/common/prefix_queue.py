@@ -10,9 +10,9 @@ T = TypeVar("T")
 class PrefixQueue(Generic[T]):
     """A queue that hands out the items of the lowest step first, and the items of one step in the order of their texts.
 
-    The next item is the one whose text equals the text of the item that was handed out last, or is the next in sort
-    order. After the highest text comes the lowest one. Items with equal texts keep their order. No item waits forever,
-    because the number of items of a step is limited.
+    The texts are in sort order. The queue hands out the items whose text equals the last text that it handed out, then
+    the item with the next text. After the last text in the order, it begins again with the first text. Items with equal
+    texts keep their order. No item waits forever, because the number of items of a step is limited.
     """
 
     def __init__(self) -> None:

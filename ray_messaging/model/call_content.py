@@ -53,7 +53,7 @@ class ByContent(partial[R]):
 
 
 def by_content(function: Callable[P, R], /, *, sample: int | None = 1, uses: object = None) -> Callable[P, R]:
-    """Return a function to pass to `me.remember`: in a run with `Calls(store=)`, equal calls of it share answers.
+    """Return a function for `me.remember`. In a run with `Calls(store=)`, equal calls of this function share answers.
 
     Args:
         function: The function that is to be called, async or plain.
@@ -61,7 +61,7 @@ def by_content(function: Callable[P, R], /, *, sample: int | None = 1, uses: obj
             answers, chosen by agent, step and seed; three equal calls of an agent in one step get all three. None:
             answers are not shared, and each call is made.
         uses: A value that stands for all objects that the function uses besides its arguments, if the content of such
-            an object cannot be determined. For a client of a model it may be ("gpt-4o", "https://...").
+            an object cannot be determined. For a client of a language model, `uses` may be ("gpt-4o", "https://...").
 
     Raises: ConfigError if `sample` is neither None nor a whole number of at least 1.
     """

@@ -64,8 +64,8 @@ class CallMeter:
 
     `waiting` is True while the call waits until a limit allows it to begin, or to try again.
 
-    Args: `price` returns the cost of a model's input, cached and output tokens (None: there are no prices). `step` is
-    the step for which the call is made.
+    Args: `price` returns the cost of the tokens that `add` counts, from the same arguments as `add` (None: there are no
+    prices). `step` is the step for which the call is made.
     """
 
     __slots__ = ("_price", "step", "used", "waiting")
@@ -107,7 +107,7 @@ def report_usage(
 ) -> None:
     """Report the tokens that an answer has used. Call this in a function that `me.remember` calls.
 
-    A function that returns an answer of OpenAI as a dict need not report it. A function that asks a model several times
+    A function that returns an answer of OpenAI as a dict need not call this. A function that asks a model several times
     must report each answer. Outside of calls by `me.remember`, nothing is counted.
 
     Args:

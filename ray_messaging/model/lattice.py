@@ -7,7 +7,7 @@ from ray_messaging.errors import ConfigError
 
 
 def grid(rows: int, cols: int, *, torus: bool = False, moore: bool = True) -> NDArray[np.int64]:
-    """Return the edges of a lattice, int64 (m, 2), for `graph=` of a run: each cell is an agent.
+    """Return the edges of a lattice whose cells are agents, int64 (m, 2), for `graph=` of a run.
 
     The cell in row r and column c has the id `r * cols + c`, so `divmod(me.id, cols)` is (r, c). The neighbours of an
     agent come row by row. On a small torus two cells may be neighbours in two ways, or a cell may be its own neighbour.

@@ -57,8 +57,8 @@ def batch_run(
     Each run is a call of `ray_messaging.run` in a process with one core. If this process uses Ray, or RAY_ADDRESS names
     a cluster, the processes are Ray tasks. Otherwise they are processes of this machine. The result of a run does not
     depend on the machine or process. Runs that have ended are written to the folder. If the program dies, the same call
-    in a new program goes on with the remaining runs. If a worker dies, its run is made again. If a run raises an
-    exception, the study has the error in place of the run's results, and the other runs go on.
+    in a new program goes on with the remaining runs. If the process of a run dies, the run is made again. If a run
+    raises an exception, the study has the error in place of the run's results, and the other runs go on.
 
     The model gets parameters by name, such as `def person(me, inbox, *, chance)`, and so do all functions that are
     passed here. They may also take the run's `seed` and `replicate`, and `row`, the dict of all parameters.
@@ -93,9 +93,9 @@ def batch_run(
         only_active: As for `run`.
         calls: As for `run`. The limits apply to each run separately. With a store, equal calls are made only once in
             all studies that use the same store.
-        vary_from: The first step in which the rows' own values are used for the parameters in `before`. The steps
-            before it are run once for all rows that are otherwise equal, and each row goes on from there. This cannot
-            be combined with a budget of calls.
+        vary_from: The first step in which the rows' own values are used for the parameters in `before`. If rows differ
+            only in these parameters, the steps before `vary_from` are run only once for all of these rows (in each
+            replicate), and each row goes on from there. This cannot be combined with a budget of calls.
         before: Values that replace those of the rows in the steps before `vary_from`, such as {"limit": "none"}.
         logs: Each run keeps its event log in the study's folder: `study.log` opens it, and `study.effects` names the
             first message in which two runs differ. The runs are then processes of this machine. This cannot be combined

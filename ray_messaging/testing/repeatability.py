@@ -57,8 +57,8 @@ def check_repeatable(
 
     Args: as for `Messaging.run`.
 
-    Raises: NotRepeatable if a run differs, with the first step and agent, and the message or state that differ;
-    StepFailed if the model fails in the first run.
+    Raises: NotRepeatable if a run differs from the first one. The error has the first step and agent where the runs
+    differ, and the message or state that differs. StepFailed if the model fails in the first run.
     """
     options = RunOptions(None, by, 1, None)
     check_run(model, options._replace(start=start))

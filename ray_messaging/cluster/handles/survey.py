@@ -87,7 +87,7 @@ class Survey(Generic[T]):
 
     @property
     def pending(self) -> list[AgentId]:
-        """Return the agents that have not answered yet, with those that have not been asked yet.
+        """Return the agents that have not answered yet, including agents that have not been asked yet.
 
         Agents whose question was blocked or undeliverable are left out.
         """
@@ -95,9 +95,9 @@ class Survey(Generic[T]):
 
     @property
     def invalid(self) -> dict[AgentId, InvalidAnswer]:
-        """Return the agents whose answers so far do not fit the type.
+        """Return the agents that have answered, but not yet with an answer that fits the survey's schema.
 
-        The value of each agent has the `payload` of an answer, and the `reason` why it does not fit.
+        The value of each agent has the `payload` of its last answer, and the `reason` why this answer does not fit.
         """
         return dict(self._now().invalid)
 
@@ -174,9 +174,10 @@ class Survey(Generic[T]):
         return self
 
     def remind(self, *, timeout: float | None = None) -> int:
-        """Ask again all agents without a valid answer; return the number of these agents.
+        """Ask the agents without a valid answer again; return the number of these agents.
 
-        The agents have `timeout` seconds for an answer. With None, they have the survey's own timeout once more.
+        Agents whose question was blocked or undeliverable are not asked again. The asked agents have `timeout` seconds
+        for an answer. With None, they have the survey's own timeout once more.
 
         Raises: Closed if the survey has ended; UnknownName if it was removed; otherwise the same errors as
         `Messager.send_columns`, such as MailboxFull and OutcomeUnknown.

@@ -37,11 +37,11 @@ class Table(MutableMapping[Key, V], Generic[V]):
     value that cannot be saved raises RuleError. If a rule does so while it judges a message, the rule has failed on the
     message.
 
-    A step may run again. So the changes that a group's messages of a step make are kept in a layer of this group, on
-    top of the entries. The layer is merged into the entries once the step cannot run again, and dropped if the step
-    does run again. A reader of the table sees the changes of all layers. If several layers add to one count, the reader
-    sees the sum. When a batch has its answer, its layer is saved beside the entries, so that a restarted interceptor
-    can still drop the layer.
+    A group may run a step again. So the changes that a rule makes when it judges the group's messages of a step can be
+    undone. They are undone if the step does run again, and become final once it cannot run again. A reader of the table
+    sees these changes at once. If several groups add to one count, the reader sees the sum. When all verdicts on a
+    batch (messages that are sent together) are known, its changes are saved, too, so that they can still be undone
+    after a restart of the rule's process.
     """
 
     __slots__ = ("_cleared", "_journal", "_laid", "_layers", "_touched", "_unsaved", "_values", "version")
@@ -122,9 +122,7 @@ class Table(MutableMapping[Key, V], Generic[V]):
     def end_layer(self, group: str, *, done: bool) -> bool:
         """End the record that `begin_layer` began, and keep the recorded changes as changes of `group`.
 
-        These changes can be undone.
-
-        Return whether there are any changes.
+        These changes can be undone. Return whether there are any.
 
         Args: `done` says that all verdicts on the batch are known. Then the changes are saved together with the
         verdicts, because no later interceptor judges the batch again. If some verdicts are missing, the changes are not
@@ -158,8 +156,8 @@ class Table(MutableMapping[Key, V], Generic[V]):
     def drop(self, layer: Layer) -> bool:
         """Undo the changes that a group made in the table; return whether there were any.
 
-        Args: `layer` is the name of a group, or (name,) for the changes by the group's batch on which some verdicts are
-        still missing.
+        Args: `layer` is the name of a group. With (name,), only the changes by the group's batch on which some verdicts
+        are still missing are undone.
         """
         keys = self._laid.pop(layer, ())
         for key in keys:

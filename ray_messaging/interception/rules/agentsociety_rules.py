@@ -35,14 +35,16 @@ class Block(SlowRule):
     arguments as in AgentSociety:
 
     - `msg`: the payload as JSON text, exactly as `json.dumps` writes it;
-    - `violation_counts`: how many messages of each sender were blocked (0 for a sender that is missing). The
-      interceptor counts them, not the block;
-    - `black_set`: the interceptor's own black list, so the block changes it when it adds or discards a pair.
+    - `violation_counts`: how many messages of each sender were blocked (0 for a sender that is missing). These messages
+      are counted by this package's interceptor, the actor that applies the rules, and not by the block;
+    - `black_set`: the black list of this package's interceptor. The block changes this list if it adds or discards a
+      pair.
 
     A block is called for one message at a time, in the order of sending, because such classes often count messages. So
     the time of one call delays all messages that wait for the block. AgentSociety judges only messages from one agent
-    to another one. So all other messages pass without a call: those from the user, to the user or to a plain channel,
-    and broadcasts. In a pair of the black set, None stands for all agents.
+    to another one. So all other messages pass without a call of the block. These are messages from the user, to the
+    user or to a plain channel, which belongs to no agent, and broadcasts. In a pair of the black set, None stands for
+    all agents.
 
     A block's own attributes are lost if the interceptor's process dies.
 
@@ -87,7 +89,7 @@ class Block(SlowRule):
         self._calls = ModeratorCalls(1, self.timeout_s)
 
     def at_once(self, message: Message) -> Verdict | None:
-        """Return ALLOW unless the message goes from one agent to another one, which the block must judge: then None."""
+        """Return None if the message goes from agent to agent, because the block must judge it; otherwise ALLOW."""
         return ALLOW if message.from_id is None or message.to_id is None else None
 
     async def judge(self, message: Message) -> Verdict:
@@ -107,9 +109,9 @@ class Block(SlowRule):
         return True
 
     def room(self, senders: Sequence[AgentId | None]) -> Sequence[int]:
-        """Return 1 for each sender: one blocked message may change a later verdict.
+        """Return 1 for each sender, because the block may judge a sender differently after one more blocked message.
 
-        The block may look at the sender's count after each message.
+        The block may look at the sender's count of blocked messages whenever it judges a message.
         """
         return [1] * len(senders)
 
@@ -118,7 +120,7 @@ class Block(SlowRule):
         await self._calls.close()
 
     def describe(self) -> dict[str, Any]:
-        """Return the name, kind and settings, and the name of the block's class, as values that JSON has."""
+        """Return the rule's name, kind and settings, and the name of the block's class, as JSON values."""
         return {**super().describe(), "block": type(self.block).__qualname__}
 
     def __getstate__(self) -> dict[str, Any]:
@@ -333,7 +335,7 @@ class Supervisor(StepRule):
         return StepVerdicts({row: block(f"refused by {self.name}") for row in refused}, [*failures, *added])
 
     def describe(self) -> dict[str, Any]:
-        """Return the name, kind and settings, and the name of the supervisor's class, as values that JSON has."""
+        """Return the rule's name, kind and settings, and the name of the supervisor's class, as JSON values."""
         return {**super().describe(), "supervisor": type(self.supervisor).__qualname__}
 
     def __getstate__(self) -> dict[str, Any]:

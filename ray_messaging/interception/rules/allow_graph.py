@@ -36,18 +36,19 @@ class AllowGraph(Rule):
     """Pass messages along the edges of graphs, and block all other messages.
 
     A message passes if any of the graphs has an edge from its sender to its receiver. An agent may write to itself only
-    along an edge. The graphs are copied: to change them, replace the rule.
+    along an edge. The graphs are copied, so replace the rule to change them.
 
     Args:
         graph: (from_id, to_id) pairs, a DataFrame of them, an audience, or a graph like networkx's (`edges()`,
             `nodes()` and `is_directed()`). Edges of an undirected graph lead both ways.
-        networks: more graphs by name. A network may also be a list of ids: then each member may write to each other
-            member.
+        networks: more graphs by name. A network may also be a list of ids, so that each member may write to each
+            other member.
         public: names of networks to whose members all agents may write. All other networks are private: messages reach
             their members only along an edge.
         user: whether the user (from_id None) may write to every agent. If False, the user may write only to members of
             public networks.
-        channels: whether agents may write to plain channels: all agents (True), or none (False).
+        channels: whether agents may write to plain channels, which belong to no agent. Either all agents may (True), or
+            no agent may (False).
         name: the rule's name.
 
     Raises: RuleError if an argument is not valid, InvalidAddress if an id is not valid.
@@ -121,7 +122,10 @@ class AllowGraph(Rule):
         return blocks(rows, (_reason(from_ids[row], to_ids[row]) for row in rows))
 
     def pair_check(self) -> PairCheck | None:
-        """Return the rule's check of pairs by ids of sender and hearer; None if `check_batch` is overridden."""
+        """Return an object that judges many pairs of sender and hearer of a broadcast at once, by their ids.
+
+        Return None if a subclass overrides `check_batch`, because that method must then judge the pairs.
+        """
         if type(self).check_batch is not AllowGraph.check_batch:
             return None
         return PairCheck(self._bars, "no edge joins this sender and this hearer")
@@ -155,7 +159,7 @@ class AllowGraph(Rule):
         return self._edges.has(from_id, to_id) or any(self._memberships.has(to_id, number) for number in both)
 
     def describe(self) -> dict[str, Any]:
-        """Return the name, kind, number of edges, networks and other settings."""
+        """Return the rule's name, kind and settings, the number of its edges, and the names of its networks."""
         return {
             **super().describe(),
             "edges": len(self._edges),

@@ -276,11 +276,12 @@ class EdgeBan(Ban):
     """Block all messages between a sender and a receiver after repeated violations.
 
     A message that the rule `check` blocks is a violation of its sender and receiver. After the first `after`
-    violations, all further messages from that sender to that receiver are blocked. All plain channels count as one
-    receiver. The user is never banned. A message on which the check raises an error is no violation. The numbers of
-    violations are in `state`, so they survive the death of the rule's process. A receiver does not hear the broadcasts
-    of a sender that may not write to it. If the check judges a broadcast as one message and blocks it, this is a
-    violation on a plain channel.
+    violations, all further messages from that sender to that receiver are blocked. All plain channels (channels that
+    belong to no agent) count as one receiver. The user is never banned. A message on which the check raises an error is
+    no violation. The numbers of violations are in `state`, so they survive the death of the rule's process.
+
+    A sender's broadcasts do not reach the agents to whom the sender may no longer write. If the check judges a
+    broadcast as one message and blocks it, the violation counts for the sender and plain channels, not for the hearers.
 
     Args:
         check: the rule that finds violations. It cannot be a `SlowRule`.

@@ -83,7 +83,10 @@ class BlackList(Rule):
         return blocks(found, found.values()) if found else {}
 
     def pair_check(self) -> PairCheck | None:
-        """Return the rule's check of pairs by ids of sender and hearer; None if `check_batch` is overridden."""
+        """Return an object that judges many pairs of sender and hearer of a broadcast at once, by their ids.
+
+        Return None if a subclass overrides `check_batch`, because that method must then judge the pairs.
+        """
         if type(self).check_batch is not BlackList.check_batch:
             return None
         return PairCheck(PairTable(self.state).has, "this sender may not write to this hearer")
@@ -98,7 +101,7 @@ class BlackList(Rule):
         return None
 
     def describe(self) -> dict[str, Any]:
-        """Return the name, kind and number of pairs."""
+        """Return the rule's name and kind, and the number of its pairs."""
         return {**super().describe(), "pairs": len(self.state)}
 
 

@@ -73,8 +73,8 @@ class RateLimit(Rule):
 
     Per second, each agent has a token bucket. It fills with `per_second` tokens a second and holds one second's tokens,
     but at least one token. A message takes one token. So after a pause an agent may send `per_second` messages at once.
-    Buckets are not kept in `state`, so they are full after a restart of the interceptor. Per round, each agent's count
-    is kept in `state` until `new_round`.
+    Buckets are not kept in `state`, so they are full after a restart of the rule's process. Per round, each agent's
+    count is kept in `state` until `new_round`.
 
     A message that this rule blocks takes no token. A message that passes this rule takes one, even if a later rule
     blocks it. So put this rule last to count only messages that pass all rules. The user is not limited. A broadcast is
@@ -177,16 +177,17 @@ class RateLimit(Rule):
 class RoundQuota(Rule):
     """Limit how many agents each agent may write to in a round, and how many of its messages may be blocked.
 
-    The user has no quota. `state` has, under (from_id, to_id), the contacts of the round. Under from_id it has how many
-    messages of an agent had been blocked before the round.
+    The user has no quota. `state` has an entry with the key (from_id, to_id) for each contact of the round. With the
+    key from_id, it has how many messages of this agent had been blocked before the round.
 
     Args:
         contacts: the number of agents that one agent may write to in a round (None: no limit). Further messages to
-            the same agent do not count. Plain channels are not contacts. Each hearer of a broadcast is a contact.
+            the same agent do not count. Plain channels, which belong to no agent, are not contacts. Each hearer of a
+            broadcast is a contact.
         blocked: how many messages of an agent may be blocked in a round, by any rule. From this number on, all its
-            messages, also those to plain channels, are blocked until `new_round` (None: no limit). In steps a blocked
-            message or broadcast counts from the agent's next message on. Outside of steps it counts from the next batch
-            on.
+            messages, also those to plain channels, are blocked until `new_round` (None: no limit). In an
+            experiment with steps, a blocked message or broadcast counts from the agent's next message on. Without
+            steps, it counts from the agent's next batch (messages that are sent together) on.
         name: the rule's name.
 
     Raises: RuleError if both quotas are None, or if one is not valid.
@@ -223,7 +224,8 @@ class RoundQuota(Rule):
     def room(self, senders: Sequence[AgentId | None]) -> Sequence[int]:
         """Return how many more messages of each sender may be blocked before its quota is used up.
 
-        Return UNLIMITED for a quota that is used up, because further blocked messages change no verdict on its sender.
+        Return UNLIMITED for a sender whose quota is used up, because further blocked messages change no verdict on this
+        sender.
         """
         if self.blocked is None:
             return super().room(senders)

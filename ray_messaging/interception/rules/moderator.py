@@ -96,9 +96,9 @@ class Moderator(SlowRule):
 
     Args:
         judge: the callable, which takes one `Message`. `judge` and `key` must be picklable, because rules are sent to
-            the interceptor.
-        timeout_s: the most seconds for one message, retries included. The time before one of the `concurrency` calls is
-            free does not count.
+            the process that applies them.
+        timeout_s: the most seconds for one message, retries included. While `concurrency` other calls are under way, a
+            message waits; this time does not count.
         concurrency: the most calls at a time.
         cache: how many verdicts to keep. The verdicts that were used last are kept; 0: none.
         key: a function that returns the part of a message on which its verdict depends, as a hashable. By default that
@@ -172,7 +172,7 @@ class Moderator(SlowRule):
         return await self._shared(call)
 
     async def close(self) -> None:
-        """Cancel running calls whose verdicts would be cached. Wait up to a second for all cancelled calls to end."""
+        """Cancel the running calls, unless `cache` is 0. Wait up to a second for all cancelled calls to end."""
         for call in (running := list(self._work.running.values())):
             call.cancel()
         if running:
@@ -192,7 +192,7 @@ class Moderator(SlowRule):
         return {name: getattr(work, name) for name in ("asked", "cached", "shared", "failed", "waiting")}
 
     def describe(self) -> dict[str, Any]:
-        """Return the name, kind, settings and counts, as values that JSON has."""
+        """Return the rule's name, kind and settings, and the counts of `stats`, as JSON values."""
         return {**super().describe(), "stats": self.stats()}
 
     def __getstate__(self) -> dict[str, Any]:

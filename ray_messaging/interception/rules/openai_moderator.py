@@ -253,8 +253,8 @@ class OpenAIModerator(Moderator):
         prompt: the policy.
         model: the model's name.
         base_url: the endpoint's address. None: OpenAI's address.
-        api_key: the key, which is never shown. By default it is OPENAI_API_KEY in the interceptor's environment; your
-            own endpoint may need no key.
+        api_key: the key, which is never shown. By default it is the variable OPENAI_API_KEY in the environment of the
+            process that applies the rule. Your own endpoint may need no key.
         show: a function that returns what the model sees of a message, as text or JSON; by default the payload.
         options: further fields of each request, such as `{"max_tokens": 200, "seed": 1}`.
         timeout_s: the most seconds for one message, retries included.
@@ -317,7 +317,7 @@ class OpenAIModerator(Moderator):
         return {**super().stats(), **self._endpoint.usage}
 
     def describe(self) -> dict[str, Any]:
-        """Return the name, kind, settings and counts, as values that JSON has, without the key."""
+        """Return the rule's name, kind and settings without the API key, and the counts of `stats`, as JSON values."""
         settings = {"prompt": self._prompt, "model": self._endpoint.model, "base_url": self._endpoint.address}
         return {**super().describe(), **settings, "retries": self._endpoint.retries}
 

@@ -30,11 +30,13 @@ def _hashes(ids: IdColumn) -> NDArray[np.uint64]:
 class Sample(Rule):
     """Block or label a random share of the messages, to simulate a lossy network or to study some of the messages.
 
-    In steps the choice is a hash of the seed, the step, the agent and the message's place among the agent's messages in
-    the step. So the choice is the same however often a step runs, and for any number of groups. Outside of steps the
-    choice is a hash of the seed, the messager's name and the message's number. So a retry gets the same verdict, and a
-    run is repeatable if messagers with the same names send the same messages. A group always has a name. A messager has
-    one only if it was given one. A restart of the messager does not change the choice.
+    In an experiment with steps, the choice is a hash of the seed, the step, the agent and the message's place among the
+    agent's messages in the step. So the choice is the same however often a step runs, and for any number of groups.
+
+    Without steps, the choice is a hash of the seed, the messager's name and the message's number. So a retry gets the
+    same verdict, and a run is repeatable if messagers with the same names send the same messages. A group always has a
+    name. A messager has one only if it was given one. A restart of the messager does not change the choice.
+
     The user's messages are picked like other messages.
 
     Args:

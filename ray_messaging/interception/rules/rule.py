@@ -53,9 +53,10 @@ def label(*labels: str) -> Verdict:
 
 
 class PairCheck(NamedTuple):
-    """A check of pairs of sender and hearer by ids alone. `bars(from_ids, to_ids)` returns which pairs are blocked.
+    """A check that decides by ids alone which hearers a sender's broadcast may reach.
 
-    The result is a bool array with an item for each pair. `reason` is the reason of each block.
+    `bars(from_ids, to_ids)` gets pairs of a sender and a hearer, and returns which pairs are blocked, as a bool array
+    with an item for each pair. `reason` is the reason of each block.
     """
 
     bars: Callable[[IdColumn, IdColumn], NDArray[np.bool_]]
@@ -182,10 +183,11 @@ class Rule:
 
 
 class SlowRule(Rule):
-    """A rule that awaits its verdicts, such as those of a model or a service.
+    """A rule that awaits its verdicts, such as those of a language model or a service.
 
-    A slow rule delays only the messages that it judges, and later messages of the same sender to the same receiver. It
-    judges a broadcast once, with to_id None. Override `judge`.
+    A slow rule delays only the messages that it judges, and later messages of the same sender to the same receiver. In
+    an experiment with steps, it delays all messages that are sent in one batch with such a message. It judges a
+    broadcast once, with to_id None. Override `judge`.
 
     Attributes:
         time_limit_s: the most seconds for a message. If the verdict takes longer, the rule has failed on the message.
@@ -255,7 +257,7 @@ class Added(NamedTuple):
 
 
 class StepVerdicts(NamedTuple):
-    """The verdicts on a step by row, and the messages that are added to the step.
+    """The verdicts on the messages of a step, and the messages that are added to the step.
 
     `rows` maps rows of the step's batch to verdicts; rows that are left out pass. `add` has the messages to add.
     """
@@ -269,7 +271,8 @@ class StepRule(Rule):
 
     The rule is asked when all groups have closed the step, and the next step begins when the rule has answered. If the
     rule's process dies, the rule is asked again about the same messages; `state` is then as it was before the step. The
-    rule sees all messages to the agents of groups, except those that another rule has blocked.
+    rule sees the messages that agents of groups have sent in the step to agents of groups, except those that another
+    rule has blocked.
 
     Attributes:
         time_limit_s: the most seconds for a step. If the answer takes longer, the rule has failed on the step.
@@ -288,7 +291,8 @@ class StepRule(Rule):
     async def check_step(self, number: int, batch: Batch, exp_id: str) -> StepVerdicts:
         """Return the verdicts on the messages of step `number`, and the messages to add to the step.
 
-        The rows of `batch` are sorted by to_id, step sent, from_id, and order of sending.
+        `batch` has the messages that were sent in this step. Its rows are sorted by to_id, then by from_id, then in the
+        order of sending.
         """
         raise NotImplementedError(f"rule {self.name!r} judges nothing: define its method check_step")
 

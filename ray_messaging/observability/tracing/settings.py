@@ -17,8 +17,8 @@ _FLUSH_S = 5.0
 class Tracing:
     """Settings of tracing by OpenTelemetry.
 
-    `sample` is the share, from 0 to 1, of the batches (messages that are sent together) and of a group's steps that
-    begin a trace.
+    A trace begins at a random share of the batches, and at a random share of the steps of each group. `sample` is this
+    share, from 0 to 1. A batch is a number of messages that are sent together.
 
     A batch that is sent within a recorded span belongs to that span's trace, whatever `sample` is. `file` is the path
     of a file to which all processes of a node write their spans as lines of JSON. Without a file, spans go to the
