@@ -14,7 +14,7 @@ MessagingError
 ├── AlreadyExists               an experiment, group or agent claim that exists already
 ├── TransactionError            a transaction that cannot be opened or continued
 ├── NotRepeatable               a model that gives another result when it runs again
-├── StepAborted                 a step that was not committed: the group's next driver runs it again
+├── StepAborted                 a step that was not committed: the next loop over the group's steps runs it again
 ├── StepFailed                  the model's function failed in a step of `Messaging.run`
 ├── BudgetSpent                 the budget of calls or money is spent: the run ends with the committed steps
 ├── ModelFailed                 a language model behind `models.Chat` that gives no answer
@@ -32,7 +32,7 @@ MessagingError
 ├── FetchTooLarge               a complete fetch above its limits
 ├── NotListening                a fetch from a messager that does not listen
 ├── Closed                      a messager, group or experiment that was closed
-├── Fenced                      a newer process has taken over this mailbox or this sender's name
+├── Fenced                      a newer process has taken over the name of this mailbox, sender, group or experiment
 ├── FrameError                  bytes that are not a valid frame
 │   └── BodyLost                messages of a step that their server has lost
 ├── RuleError                   a rule that cannot be used

@@ -76,9 +76,10 @@ class Aggregate:
 
 
 class Sum(Aggregate):
-    """The sum of a number over all agents, for `collect=`. The sum is exact, except for one rounding at the end.
+    """The sum of a number in the states of all agents, for `collect=` of `run`.
 
-    The sum of whole numbers is a whole number, as long as it is at most 2**53.
+    The sum is exact, except for one rounding at the end. The sum of whole numbers is a whole number, as long as it is
+    at most 2**53.
 
     Args: as for `Mean`: `name` is the number's key in the states, and `living` leaves out agents that have stopped.
     """
@@ -122,7 +123,9 @@ class Mean(Aggregate):
 
 
 class Min(Aggregate):
-    """The smallest of all agents' numbers, for `collect=`; NaN if some number is NaN, or if there are no agents.
+    """The smallest value of a number in the states of all agents, for `collect=` of `run`.
+
+    The result is NaN if some value is NaN, or if there are no agents.
 
     Args: as for `Mean`: `name` is the number's key in the states, and `living` leaves out agents that have stopped.
     """
@@ -140,7 +143,7 @@ class Min(Aggregate):
 
 
 class Max(Aggregate):
-    """The largest value of a number over all agents, for `collect=` of `run`.
+    """The largest value of a number in the states of all agents, for `collect=` of `run`.
 
     The result is NaN if some value is NaN, or if there are no agents.
 
@@ -159,7 +162,7 @@ class Max(Aggregate):
 
 
 class Quantile(Aggregate):
-    """A quantile, by linear interpolation, of a number in the states of all agents, for `collect=`.
+    """A quantile, by linear interpolation, of a number in the states of all agents, for `collect=` of `run`.
 
     The result is that of `numpy.quantile`, rounded once at the end. It is NaN if some number is NaN, or if there are no
     agents. `q` is between 0 and 1: 0.5 gives the median. The other arguments are as for `Mean`. To collect several
@@ -200,7 +203,7 @@ class Quantile(Aggregate):
 
 
 class Gini(Aggregate):
-    """The Gini coefficient of a number over all agents, for `collect=` of `run`.
+    """The Gini coefficient of a number in the states of all agents, for `collect=` of `run`.
 
     The Gini coefficient is 0 if all agents have the same number, and near 1 if one agent has nearly the whole sum.
 
@@ -275,7 +278,7 @@ class Count(Aggregate):
 
 
 class Share(Count):
-    """The share of agents with each value of a key in their states, for `collect=`.
+    """The share of agents with each value of a key in their states, for `collect=` of `run`.
 
     There is a column `name=value` for each value. The values are texts, bools or whole numbers. The shares of a step
     add up to 1.

@@ -127,7 +127,8 @@ async def test_an_undeliverable_receipt_names_agent_and_subtopic(messagers):
     assert "for agent 13 on 'agent-chat'" in repr(receipt)
     receipts = await messager.send_columns([1] * 3, [13, 1, "bob"], {}, subtopic="gossip")
     assert [receipt.reason for receipt in receipts] == [
-        f"no group or messager listens for agent {who!r} on 'gossip', and no plain Redis client does" for who in (13, 1, "bob")
+        f"no group or messager listens for agent {who!r} on 'gossip', and no plain Redis client does"
+        for who in (13, 1, "bob")
     ]
     mixed = [Outgoing.to_agent(to, {}, 1, subtopic) for to, subtopic in ((1, "agent-chat"), (13, "news"), (14, "chat"))]
     receipts = await messager.send_messages([*mixed, Outgoing("the wide world", {}, 1)])
