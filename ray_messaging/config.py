@@ -164,7 +164,7 @@ class Steps(_Settings):
     wait_for: Literal["all", "senders", "neighbours"] = _setting(
         "all",
         "'all': each group waits for all groups; 'senders': each group waits only for groups that may send to it "
-        "(messaging.steps.declare); 'neighbours': each agent, before it calls a language model, waits only for its "
+        "(see messaging.steps.declare); 'neighbours': each agent, before it calls a language model, waits only for its "
         "neighbours",
     )
     ahead: int = _setting(
@@ -188,7 +188,10 @@ class Steps(_Settings):
         60.0, "seconds for which a step waits for the people who play agents (messaging.seat); None: no limit"
     )
     checkpoint: int | None = _setting(
-        None, "with log_dir: keep a checkpoint after every n-th step and the last one, for Messaging.fork", ge=1
+        None,
+        "keep a checkpoint in log_dir, for Messaging.fork, after every n-th step and after the last step; None: keep "
+        "none",
+        ge=1,
     )
 
     @model_validator(mode="after")
@@ -251,8 +254,8 @@ class Calls(_Settings):
     )
     budget: int | str | None = _setting(
         None,
-        "most calls, or most money such as '5 USD', counted from this `Messaging.start` on; once the budget is "
-        "spent, the run ends with the committed steps; None: no limit",
+        "most calls, or most money such as '5 USD', counted anew in each start of the experiment; once the budget is "
+        "spent, the run ends, and keeps the steps that were committed before; None: no limit",
     )
     cost: Price | dict[str, Price] | None = _setting(
         None,
@@ -261,8 +264,8 @@ class Calls(_Settings):
     keep_arguments: bool = _setting(True, "keep the arguments of calls in the log's folder, and in the folder `store`")
     store: str | Path | None = _setting(
         None,
-        "a folder on this machine that keeps the answers of calls, so that an equal call is made only once, "
-        "whichever agent, step, run or process makes it; None: no store",
+        "a folder on this machine that keeps the answers of calls; a call with the same content is made only once, "
+        "whichever agent, step, run or process asks; None: no store",
     )
 
     @property
@@ -359,7 +362,9 @@ class RedisConfig(ServerConfig):
     db: int = _setting(0, "the number of the database", ge=0)
     timeout: float = _setting(60.0, "seconds that one command may take; see connect_timeout for connecting", gt=0)
     connect_timeout: float = _setting(
-        5.0, "seconds until a server that does not answer counts as out of reach; for embedded servers it is 30", gt=0
+        5.0,
+        "seconds until a server that does not answer counts as out of reach; 30 for a server that the package starts",
+        gt=0,
     )
     username: str | None = _setting(None, "the user's name, if the server has an ACL")
     ssl: bool = _setting(False, "connect by TLS")
@@ -375,16 +380,18 @@ class RedisConfig(ServerConfig):
         "than TCP",
     )
 
-    sentinels: tuple[str, ...] = _setting((), "in place of server and port: the Sentinels' addresses, host:port each")
+    sentinels: tuple[str, ...] = _setting((), "the Sentinels' addresses, host:port each, in place of server and port")
     service: str | None = _setting(None, "the name by which the Sentinels know the server, such as mymaster")
     sentinel_username: str | None = _setting(None, "the user's name at the Sentinels, if they have an ACL")
     sentinel_password: str | None = _setting(None, "the password of the Sentinels", repr=False)
-    cluster: tuple[str, ...] = _setting((), "in place of server and port: some nodes of a cluster, host:port each")
+    cluster: tuple[str, ...] = _setting(
+        (), "addresses of some nodes of a cluster, host:port each, in place of server and port"
+    )
     shards: int = _setting(
         1,
         (
-            "for a cluster: the number of parts over which large messages of steps are spread; it must never change "
-            "for an experiment"
+            "for a cluster: over how many hash slots the large messages of steps are spread; this number must never "
+            "change for an experiment"
         ),
         ge=1,
         le=SHARDS,
@@ -604,8 +611,8 @@ class MessagingConfig(_Settings):
     )
     inbox_messages: PositiveInt = _setting(
         100_000,
-        "most messages that a receiver reads from the server in advance, before a fetch asks for them; twice as many "
-        "if the server is far away",
+        "most messages that a receiver reads from the server before your program fetches them; twice as many if the "
+        "server is far away",
     )
     outbox_messages: PositiveInt = _setting(
         200_000, "how many messages may wait in a messager to be sent; `send` waits while that many wait"
@@ -630,7 +637,7 @@ class MessagingConfig(_Settings):
     send_timeout_s: PositiveFloat = _setting(
         30.0,
         "seconds for which a send is retried, with pauses, while the server cannot be reached, a mailbox or the log "
-        "is full, or the server has lost the keys of a mailbox",
+        "is full, or the data of a mailbox were deleted on the server",
     )
     cut_timeout_s: PositiveFloat = _setting(
         CUT_TIMEOUT_S,
@@ -666,11 +673,13 @@ class MessagingConfig(_Settings):
         "also PUBLISH each message on its channel, for programs without this library that subscribe to the channel",
     )
     strict_senders: bool | None = _setting(
-        None, "send only for the messager's own agents, or the user; None: True for groups, False for other messagers"
+        None,
+        "send only messages from the messager's own agents, or from the user (from_id None); None: True for groups, "
+        "False for other messagers",
     )
     strict_answers: bool = _setting(True, "an answer counts only if it comes from the agent that was asked")
     wait_replicas: int = _setting(
-        0, "replicas of the server that must confirm a write before it is acknowledged; 0: none", ge=0
+        0, "how many replicas of the server must confirm a write before the write is acknowledged; 0: none", ge=0
     )
     delegate_rules: bool = _setting(
         True,

@@ -109,10 +109,10 @@ class DeliveryLeases:
     Messages that are delivered again come before all messages in the inbox. Who gets them depends on why they come
     again:
 
-    - The answer with the lease was lost: the holder gets them, with its next fetch.
     - The holder gave the lease up, or `lease_s` is over: any caller gets them.
-    - The holder no longer waited for the answer: the holder gets them, or a caller that has got no later messages. To
-      any other caller, messages of one sender to one recipient would come out of order.
+    - The answer with the lease was lost, or the holder no longer waited for it: until `lease_s` is over, the holder
+      gets them with its next fetch, or a caller that has got no later messages. To any other caller, messages of one
+      sender to one recipient would come out of order.
 
     Messages that are delivered again are in a new lease with a new token, and the old token is invalid.
     """
@@ -371,7 +371,7 @@ class DeliveryLeases:
         # messages on.
         mine = (lease.first for lease in lost if lease.holder is holder)
         reached = min(mine, default=holder.reached)
-        found = [lease for lease in lost if lease.holder is holder or lease.first >= reached]
+        found = [lease for lease in lost if lease.holder is holder or lease.first >= reached or lease.due <= now]
         if now >= self._next_due:
             held = [lease for lease in self._leases.values() if not lease.lost]
             found += [lease for lease in held if lease.due <= now]
