@@ -151,6 +151,18 @@ async def test_an_answer_that_nobody_awaited_goes_to_its_holder_before_one_that_
     assert numbers((await lending.fetch("three", None, None, WAIT_S, FetchOptions(number=1)))[1]) == [0, 1]
 
 
+async def test_an_answer_that_nobody_awaited_goes_to_any_caller_once_its_holder_has_not_come_for_the_time_of_a_lease(pair):
+    sender, receiver = pair
+    lending = leases_of(receiver, 0.2)
+    await send_numbers(sender, *range(4))
+    await lending.fetch("one", None, 2, WAIT_S, FetchOptions(number=1))
+    token, later = await lending.fetch("two", None, None, WAIT_S, FetchOptions(number=1))
+    assert numbers(later) == [2, 3]
+    await give_back(lending, token)
+    await lending.abandon("one", received=0, number=1)
+    assert numbers((await lending.fetch("two", None, None, WAIT_S, FetchOptions(number=2)))[1]) == [0, 1]
+
+
 async def test_rows_of_several_fetches_are_acknowledged_in_one_write(pair, messagers):
     sender, receiver = pair
     await send_numbers(sender, *range(6))
