@@ -51,7 +51,7 @@ def regions(replicates, *, traits, steps):
 CLAIMS = [
     Claim(
         f"number of regions of one culture, 5 features, {traits} traits", regions, value,
-        "this test is weak, because the tolerance is nearly as wide as the value: the number varies between runs by "
+        "this test is weak, because the tolerance is nearly as wide as the value. The number varies between runs by "
         "half of the value, and both our result and the paper's are means of only ten runs",
         spread=0.5 * value, apart=1.5 * value / 10**0.5, replicates=10, small=int(traits == 5),
         sizes={"traits": traits, "steps": 4000}, small_sizes={"steps": 1000},

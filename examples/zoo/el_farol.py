@@ -62,7 +62,8 @@ CLAIMS = [
     Claim(
         "mean number of guests in a week", attendance, 60,
         "the number of guests varies by about 7 from week to week, so its mean over 100 weeks varies by 0.7. "
-        "Arthur's paper does not list the predictors of its guests, and other predictors may change the mean by 2",
+        "Arthur's paper does not list the rules by which guests predict their number, and other rules may change the "
+        "mean by 2",
         spread=0.7, apart=2, replicates=4, small_sizes={"weeks": 80},
     )
 ]  # fmt: skip

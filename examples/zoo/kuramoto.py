@@ -45,7 +45,7 @@ def order(replicates, *, coupling, players=2000, ticks=300):
 
 CLAIMS = [
     Claim(
-        f"order parameter, coupling {coupling} (order begins at 2)", order, value,
+        f"order parameter, coupling {coupling} (order needs a coupling above 2)", order, value,
         "2,000 oscillators with random phases have an order parameter of about 0.022", spread=0.022, replicates=2,
         small=int(coupling > 2), sizes={"coupling": coupling}, small_sizes={"ticks": 200},
     )

@@ -62,12 +62,12 @@ def with_memory(replicates, *, memory, rounds):
 
 CLAIMS = [
     Claim(
-        "memory, in rounds, with the least volatility, 101 players", calmest, float(np.log2(0.3374 * PLAYERS)),
+        "memory (rounds) at which volatility is least, 101 players", calmest, float(np.log2(0.3374 * PLAYERS)),
         "a memory is a whole number of rounds, and the theory gives 5.091", apart=1, replicates=4, small=2,
         sizes={"rounds": 2000}, small_sizes={"rounds": 400},
     ),
     Claim(
-        "volatility for each player, memory of 6 rounds", with_memory, 0.219,
+        "volatility per player, memory of 6 rounds", with_memory, 0.219,
         "the volatility varies between games by a fifth. The theory for infinitely many players may be a tenth off",
         spread=0.044, apart=0.022, replicates=4, small=0, sizes={"memory": 6, "rounds": 2000},
     ),
