@@ -151,7 +151,7 @@ async def test_an_answer_that_nobody_awaited_goes_to_its_holder_before_one_that_
     assert numbers((await lending.fetch("three", None, None, WAIT_S, FetchOptions(number=1)))[1]) == [0, 1]
 
 
-async def test_an_answer_that_nobody_awaited_goes_to_any_caller_once_its_holder_has_not_come_for_the_time_of_a_lease(pair):
+async def test_an_answer_that_nobody_awaited_goes_to_any_caller_after_the_time_of_a_lease(pair):
     sender, receiver = pair
     lending = leases_of(receiver, 0.2)
     await send_numbers(sender, *range(4))
