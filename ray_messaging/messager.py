@@ -229,7 +229,7 @@ class Messager(names.ChannelNames):
         return await sender.broadcast(unspread_batches(chunks, audience, names.check_subtopic(subtopic), engine.step))
 
     async def relay(self, frames: Sequence[bytes]) -> Receipts:
-        """Send messages that another process has checked and encoded, as the handle of a group does.
+        """Send messages that another process, such as one with a handle of a group, has already checked and encoded.
 
         Return one receipt for each message and recipient.
 

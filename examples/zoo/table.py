@@ -36,7 +36,7 @@ We had seen quick runs of the models before we fixed the tolerances, so the tabl
 
 ## Tolerances
 
-The list says for each result in the table why its tolerance is as wide as it is. A **replicate** is one run of a model.
+This table says for each result why its tolerance is as wide as it is. A **replicate** is one run of a model.
 
 {tolerances}
 """
@@ -67,5 +67,8 @@ def page(outcomes):
         ),
         declared="".join(["## What does not come out\n\n", "\n".join(declared), "\n\n"]) if declared else "",
         sources="\n".join(f"- {load(name).NAME}: {load(name).SOURCE}" for name in outcomes),
-        tolerances="\n".join(f"- {model}, {claim.statistic}: {claim.why}" for model, claim in claims),
+        tolerances="\n".join(
+            ["| model | statistic | reason for the tolerance |", "|---|---|---|"]
+            + [f"| {model} | {claim.statistic} | {claim.why} |" for model, claim in claims]
+        ),
     )

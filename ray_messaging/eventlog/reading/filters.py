@@ -31,7 +31,7 @@ _MOMENT = pa.timestamp("us", "UTC")
 
 
 class Fields(TypedDict, total=False):
-    """Fields of a query. The value None selects rows that lack a value: from_id=None selects the user's messages.
+    """Fields of a query. The value None selects rows that lack a value: from_id=None selects messages from the user.
 
     from_id, to_id, agent (sender or recipient), channel, subtopic, fate, rule, message_id, in_reply_to (the id of the
     question), step (of sending) and step_read take a value or a collection of values; a step may also be a range or a

@@ -297,7 +297,9 @@ class RoundQuota(Rule):
 
 
 class MaxLength(Rule):
-    """Block payloads whose JSON text is longer than `limit_bytes`. The user's messages are checked, too.
+    """Block payloads whose JSON text is longer than `limit_bytes`.
+
+    Messages from the user (from_id None) are checked, too.
 
     Args:
         limit_bytes: the longest payload that passes, in bytes of JSON.

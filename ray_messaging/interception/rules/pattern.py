@@ -192,11 +192,11 @@ def _finder(word: str, *, any_case: bool = False) -> "regex.Pattern[str]":
 
 
 class Pattern(Rule):
-    """Block, label or mask messages that hold a word or match a regex. The user's messages are checked, too.
+    """Block, label or mask messages that hold a word or match a regex.
 
-    All strings of the payload are searched, but not its keys, and not the class, role, id and time of a Msg. Text is
-    compared in Unicode's form NFKC, without invisible characters and piled-up marks. Look-alikes of other scripts (a
-    Cyrillic a) are different letters.
+    Messages from the user (from_id None) are checked, too. All strings of the payload are searched, but not its keys,
+    and not the class, role, id and time of a Msg. Text is compared in Unicode's form NFKC, without invisible characters
+    and piled-up marks. Look-alikes of other scripts (a Cyrillic a) are different letters.
 
     Args:
         words: words and phrases, which are found only as whole words. The words of a phrase may have any white space

@@ -37,7 +37,7 @@ class Sample(Rule):
     same verdict, and a run is repeatable if messagers with the same names send the same messages. A group always has a
     name. A messager has one only if it was given one. A restart of the messager does not change the choice.
 
-    The user's messages are picked like other messages.
+    Messages from the user (from_id None) are picked like other messages.
 
     Args:
         share: the share of messages to pick, from 0 to 1.
