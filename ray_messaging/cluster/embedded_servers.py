@@ -63,8 +63,8 @@ def check_shards(shards: object, *, server: ServerConfig | None, steps: Steps | 
         )
     if shards == PER_NODE and data_dir is not None:
         raise ConfigError(
-            "shards='per-node' keeps no data for a later start, because the cluster may then have other nodes: leave "
-            "out data_dir=, or write a number, such as shards=3"
+            "shards='per-node' cannot be combined with data_dir=, because a later start may find other nodes than "
+            "those that have the data: leave out data_dir=, or write a number, such as shards=3"
         )
     return shards  # type: ignore[return-value]  # checked above
 
@@ -85,10 +85,16 @@ def _check_own(shards: object, server: ServerConfig) -> object:
         raise ConfigError(
             f"shards={shards!r} and redis= with shards={own} are different numbers: leave out one of them"
         )
-    if shards == PER_NODE or not isinstance(server, RedisConfig) or not server.cluster:
+    is_cluster = isinstance(server, RedisConfig) and bool(server.cluster)
+    if shards == PER_NODE and is_cluster:
         raise ConfigError(
-            f"shards={shards!r} needs several servers for the large messages of steps, but redis= names one server of "
-            "yours: leave out shards=, or leave out redis= for embedded servers, or give a cluster and a number: "
+            "shards='per-node' is for embedded servers, but redis= names a cluster of yours: write a number, such as "
+            "shards=6, or leave out redis="
+        )
+    if not is_cluster:
+        raise ConfigError(
+            f"shards={shards!r} needs several servers, but redis= names only one: leave out shards= to use this "
+            "server, leave out redis= to use embedded servers, or name a cluster: "
             "redis='redis+cluster://host:port,host:port', shards=6"
         )
     return shards

@@ -98,7 +98,9 @@ def plan_move(asked: AgentSet, target: str, hosted: Mapping[str, AgentSet]) -> l
         left -= move.agents
     if left:
         agent = next(iter(left))
-        raise UnknownName(f"no group hosts agent {agent!r}: nothing was moved", kind="agent", value=agent)
+        raise UnknownName(
+            f"no group hosts agent {agent!r}, so nothing was moved: leave this agent out", kind="agent", value=agent
+        )
     return moves
 
 

@@ -95,7 +95,10 @@ def _check_placement(placement: object, groups: Collection[str]) -> None:
         )
     for name, where in placement.items():
         if not isinstance(where, str | Mapping) or not where:
-            raise ConfigError(f"placement= has {where!r} for group {name!r}: write {example}")
+            raise ConfigError(
+                f"placement= has {where!r} for group {name!r}: write the name of a node, such as 'host2', or the "
+                "resources that the group needs, such as {'GPU': 1}"
+            )
 
 
 def _by_group(given: object, groups: Collection[str]) -> dict[str, dict[str, Any]]:

@@ -305,7 +305,7 @@ class Conversation:
         """Turn a message into a dead letter, because its handler has failed."""
         batch, row, *_ = slice_of(message)
         if batch.origin is None:
-            logger.warning("a message of a foreign client is lost: %s", failure.reason)
+            logger.warning("a message of a plain Redis client is lost: %s", failure.reason)
         else:
             frame = encode(batch.take(np.array([row])))
             origin = batch.origin

@@ -187,6 +187,6 @@ def in_circle(pairs: Iterable[tuple[object, object]]) -> str:
     """
     told = ", ".join(f"agent {one!r} waits for agent {other!r}" for one, other in pairs)
     return told and (
-        f"its answer would have to wait for itself: {told}, and none of these agents has a free handler. Raise "
-        "`serve(concurrency=)`, answer without asking back, or send an ordinary message"
+        f"these agents wait in a circle, and none of them has a free handler: {told}. Raise `serve(concurrency=)`, "
+        "answer without asking back, or send an ordinary message"
     )

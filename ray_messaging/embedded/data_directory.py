@@ -36,8 +36,8 @@ STOPPING: Final = b"stopping"
 class CannotStart(Exception):
     """The server cannot start.
 
-    `args` has three texts: what prevents the start ("data_dir", "port" or "server"), the reason, and the last lines of
-    the server's log.
+    `args` has three texts: what prevents the start ("data_dir", "held" for a data directory that another server uses,
+    "port" or "server"), the reason, and the last lines of the server's log.
     """
 
 
@@ -150,8 +150,7 @@ def handed_over(path: Path, timeout_s: float, busy: Callable[[], None], *, creat
                 return take_lock(path, create=create)
             holder = (path / LOCK_NAME).read_bytes()
             if time.monotonic() > deadline and not (create and holder == STOPPING):
-                other = f"another server runs on it, guarded by {holder.decode()} (shut down its experiment)"
-                raise CannotStart("data_dir", other, "")
+                raise CannotStart("held", f"another server runs on it ({holder.decode()})", "")
             (path / SUCCESSOR_NAME).touch(mode=0o600)  # seeing this file, a guard without an owner stops its server
             busy()
             time.sleep(PAUSE_S)

@@ -63,7 +63,8 @@ unixsocket "{redis.socket_dir}/{redis.port}.sock"
 unixsocketperm 700
 """
 HINTS: Final = {
-    "data_dir": "give another directory that this user can write to",
+    "data_dir": "pass another directory, in which this user may write",
+    "held": "shut down that server's experiment, or pass another directory",
     "port": "other programs took each free port before the server could use it: try again",
     "server": "the log says why. You can also use a server of your own: redis=RedisConfig(...)",
 }
@@ -315,7 +316,7 @@ class EmbeddedServer:
         return text + (UNIX_SOCKET.format(redis=config) if config.socket_dir else "")
 
     def _error(self, kind: str, reason: str, log: str) -> ConfigError | ServerFailed:
-        if kind == "data_dir":
+        if kind in {"data_dir", "held"}:
             where = self.data_dir
             return ConfigError(f"cannot keep data in {where}: {reason}; {HINTS[kind]}", data_dir=where)
         text = f"the embedded server did not start on {self._host}: {reason}; {HINTS[kind]}\n{log}"

@@ -185,17 +185,17 @@ def unended(folder: "Folder") -> str | None:
     if record is None or not record.starts or record.starts[-1].ended is not None:
         return None
     start = record.starts[-1]
-    where = f"{start.data} has them, and `ray-messaging log finish {folder.where}` writes them"
+    where = f"they are in {start.data}, and `ray-messaging log finish {folder.where}` writes them into the log"
     if start.data is None:
         where = (
-            f"if its server ({start.server}) has them still, Messaging.start({record.experiment!r}, ..., "
-            "on_existing='resume') writes them"
+            f"if the run's server ({start.server}) still has them, Messaging.start({record.experiment!r}, ..., "
+            "on_existing='resume') writes them into the log"
         )
     elif not Path(start.data).exists():
-        where = f"{start.data}, the folder of its server, had them, but is gone"
+        where = f"they were in {start.data}, the folder of the run's server, which is gone"
     return (
         f"the run in {folder.where} that began at {start.began} has no recorded end: it is still running, or it was "
-        f"killed; if it was killed, the rows of its last messages are missing here; {where}"
+        f"killed. If it was killed, the log lacks the rows of its last messages: {where}"
     )
 
 

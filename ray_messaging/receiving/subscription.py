@@ -86,7 +86,9 @@ class ForeignMessages:
             self.dropped += 1
             if self.dropped in {1, 1000} or self.dropped % 1_000_000 == 0:
                 logger.warning(
-                    "the inbox of %s is full: %d messages of foreign clients were dropped", self._mailbox, self.dropped
+                    "the inbox of %s is full: %d messages of plain Redis clients were dropped",
+                    self._mailbox,
+                    self.dropped,
                 )
             return
         batch = batch_of(ingress, self._directory, self._mailbox, self.epoch, self.count + 1)
@@ -213,7 +215,7 @@ class Subscription:
             elif backoff.exhausted:
                 raise TransitError(
                     f"{self.name!r} could not begin to listen within {settings.send_timeout_s:g} s "
-                    f"(MessagingConfig.send_timeout_s): {DIRECTORY_CHANGES}"
+                    f"(MessagingConfig.send_timeout_s), because {DIRECTORY_CHANGES}"
                 )
             else:
                 await backoff.sleep()

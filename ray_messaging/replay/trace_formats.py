@@ -160,18 +160,23 @@ def read_edges(source: TraceFile, requested: Requested) -> Columns:
                 _check_first(cells, at_tabs=cells_of is _cells_between_tabs)
                 width = len(cells) if TIMELESS_WIDTH <= len(cells) < len(names) else len(names)
             if len(cells) != width:
-                raise RowError(f"{len(cells)} columns instead of {width}")  # noqa: TRY301 - reported below
+                raise RowError(f"it has {len(cells)} columns instead of {width}: correct the line")  # noqa: TRY301 - reported below
             columns.add(cells if width == len(names) else [*cells, len(columns)])
         except RowError as broken:
             expected, found = " ".join(names[: width or len(names)]), cut(content.strip("\r"))
             between = " with tabs between" if cells_of is _cells_between_tabs else ""
             raise source.broken(
                 line,
-                f"expected {expected!r}{between}, found {found!r} ({broken}): correct the line, or begin it with # "
-                "to skip it; a file in another format needs its extension, .csv or .jsonl, or .txt for cells that end "
+                f"expected {expected!r}{between}, found {found!r}. {_sentence(broken)}. You can also begin the line "
+                "with # to skip it. If the file has another format, name it .csv or .jsonl, or .txt if its cells end "
                 "at white space",
             ) from None
     return _filled(source, columns)
+
+
+def _sentence(error: RowError) -> str:
+    text = str(error)
+    return text[0].upper() + text[1:]
 
 
 def _cells(content: str) -> list[str]:
@@ -184,8 +189,7 @@ def _cells(content: str) -> list[str]:
             if len(words) > 1 and not all(map(_NUMBER.fullmatch, words)):
                 raise RowError(
                     f"{cut(cell.strip())!r} between tabs may be one cell or several: give the file the extension .tsv, "
-                    "or "
-                    "write spaces for all tabs"
+                    "or write spaces for all tabs"
                 )
     return _unquoted(content.split())
 

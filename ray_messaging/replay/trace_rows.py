@@ -32,8 +32,8 @@ Requested = Mapping[str, str | None]  # the name that the user gave for each fie
 _SHORT = 15  # a float can hold every number of at most this many characters
 _FLOAT_ID = re.compile(r"[+-]?\d+\.(0+|\d+[eE][+-]?\d+)")  # pandas and numpy may write whole numbers like this
 _OF_LOG = (
-    " (in our own log a sender that is null is the user, a receiver a broadcast: `ray-messaging log query LOG "
-    "--subtopic agent-chat --expand --json` has a row for each hearer)"
+    " (in an export of our own log, null as the sender means the user, and null as the receiver a broadcast: "
+    "`ray-messaging log query LOG --subtopic agent-chat --expand --json` writes a row for each hearer)"
 )
 _encode = msgspec.json.Encoder().encode
 _PART = re.compile(r"\{\{|\}\}|[^{}]+|\{(?P<field>[^{}.\[\]!:]+)\}")  # a doubled brace, plain text, or a field
@@ -179,7 +179,11 @@ def _none_found(fields: Mapping[str, object], keys: Mapping[str, Any]) -> str:
     nouns = [noun for noun, found in fields.items() if found is None]
     missing = ", ".join(f"the {noun} (such as {FIELDS[noun][1][0]!r})" for noun in nouns)
     names, options = (", ".join(text.format(FIELDS[noun][0]) for noun in nouns) for text in ("{}_field=", "--{}"))
-    return f"no field for {missing} among {shown(keys)}: name your fields by {names} (on the command line {options})"
+    found = f"no field for {missing} among {shown(keys)}: "
+    if any(key.strip().isdecimal() for key in keys):  # no names, but the values of a message
+        header = ",".join(FIELDS[noun][0] for noun in fields)
+        found += f"if the file has no header, write one above its first message, such as {header}; otherwise "
+    return f"{found}name your fields by {names} (on the command line {options})"
 
 
 def parse_time(raw: Any) -> float:  # noqa: ANN401 - a cell of a trace
@@ -249,8 +253,8 @@ def _checked(raw: object, noun: str) -> AgentId:
     if type(raw) is str and _FLOAT_ID.fullmatch(raw):
         raise RowError(
             f"the {noun} {raw!r} is a whole number written as a float, which would be another agent than "
-            f"{raw.partition('.')[0]}: write it without a point (in pandas by astype('Int64')), or, as a name, by a "
-            "template like 'v{field}'"
+            f"{raw.partition('.')[0]}: write it without a point (in pandas by astype('Int64')). If it is a name and no "
+            f"number, write a letter before it, by the template {FIELDS[noun][0]}_field='v{{field}}'"
         )
     try:
         return check_id(raw)

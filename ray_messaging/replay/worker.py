@@ -255,7 +255,7 @@ class Worker:
                 if not receipt:
                     why = "" if receipt.rule is None else f" by the rule {receipt.rule!r} ({receipt.reason})"
                     raise MessagingError(
-                        f"a message from agent {own!r} to agent {other!r}, which measures the latency, is "
+                        f"the message from agent {own!r} to agent {other!r} that measures the latency is "
                         f"{receipt.fate}{why}: use rules that let this message pass"
                     )
                 continue
@@ -263,7 +263,7 @@ class Worker:
             now = time.time()
             if not len(messages):
                 raise MessagingError(
-                    f"a message from agent {other!r} to agent {own!r}, which measures the latency, did not arrive "
+                    f"the message from agent {other!r} to agent {own!r} that measures the latency did not arrive "
                     f"within {PATIENCE_S:g} s: look for an error of the other worker, then start again"
                 )
             found.append(now - messages[0].sent_at)

@@ -48,11 +48,11 @@ def refused(frame: OutboundFrame, why: FrameFate | SendStatus) -> MailboxFull | 
     if why is FrameFate.GONE:
         reason = (
             f"the messages of mailbox {frame.mailbox!r} are gone from the server (was a key deleted, or evicted?), so "
-            "the messager of this mailbox will end: open it again"
+            "the messager that reads this mailbox will end: open that messager again"
         )
     elif why is SendStatus.STALE_DIRECTORY:
         reason = DIRECTORY_CHANGES
-    return TransitError(f"these messages were not written within MessagingConfig.send_timeout_s: {reason}")
+    return TransitError(f"these messages were not written within MessagingConfig.send_timeout_s, because {reason}")
 
 
 def too_large(frame: OutboundFrame, limit: int) -> PayloadTooLarge:

@@ -80,8 +80,8 @@ class AttemptBoxes:
                 self.keep_own([write])
             elif reply.repeated or fate is FrameFate.GAP:
                 raise self._aborted(
-                    "has sends with an unknown outcome, so the step is not committed: the group's next driver runs it "
-                    "again"
+                    "has sends with an unknown outcome, so the step is not committed: the next task that drives the "
+                    "group runs it again"
                 )
             elif fate is FrameFate.TOO_LARGE:
                 raise await self._too_large(write.mailbox)

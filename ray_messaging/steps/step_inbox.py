@@ -96,13 +96,13 @@ class StepInbox:
         if len(versions) > 1:
             listed = ", ".join(map(str, versions))
             raise ConfigError(
-                f"audience {name!r} changed between the broadcasts that are read in this step (versions {listed}), so "
-                "they have no common pairs: read these broadcasts from step.messages"
+                f"heard({name!r}) cannot return the broadcasts of this step together, because the audience changed "
+                f"between them (versions {listed}): read these broadcasts from step.messages"
             )
         if len({each.batch.fold.agents for each in found if each.batch.fold is not None}) > 1:
             raise ConfigError(
-                f"broadcasts to audience {name!r} in this step are for different agents of this group, because "
-                "different agents listen on different subtopics: read these broadcasts from step.messages"
+                f"heard({name!r}) cannot return the broadcasts of this step together, because they went to different "
+                "agents of this group, which listen on different subtopics: read these broadcasts from step.messages"
             )
         agents = self._agents.agents
         if not found:

@@ -177,8 +177,8 @@ def _last_aggregates(template: RunTemplate, result: Result) -> dict[str, Any]:
     (last,) = result.collected.slice(len(result.collected) - 1).to_pylist()
     if (at := last.pop(STEP)) != result.steps - 1:
         raise ConfigError(
-            f"an outcome is the value in the last step, {result.steps - 1}, but values were collected last in step "
-            f"{at}: choose a collect_every= of which until - 1 is a multiple"
+            f"the outcome of an aggregate is its value in the last step, {result.steps - 1}, but values were collected "
+            f"last in step {at}: choose a collect_every= by which {result.steps - 1} can be divided"
         )
     return dict(last)
 

@@ -242,6 +242,13 @@ def _told(aggregate: Aggregate) -> str:
     return f"{aggregate!r}, of={of}, living={aggregate.living}{among}"
 
 
+def _told_agents(then: Sequence[str], now: Sequence[str]) -> str:
+    """Return which agents `collect` measured, and which it measures now; "" unless both are Of(agents, function)."""
+    if not (then and now and all(each.startswith("[") for each in (*then, *now))):
+        return ""
+    return f"measures the agents {then[0]}, and here the agents {now[0]}"
+
+
 def _rows_of(collect: object) -> list[str]:
     """Return the agents that the functions in `collect` measure, as texts for the study's record; [] for all agents."""
     among = function_of(collect)[1]
@@ -255,13 +262,13 @@ def check_same(files: StudyFolder, record: Mapping[str, Any], design: Sequence[P
     advice = "pass another folder, or begin anew by on_existing='reset'"
     for name in ("model", "seed", "parameters", "outcomes", "options"):
         if (now := record[name]) != (then := before.get(name)):
-            what = name
+            what, told = name, ""
             if isinstance(now, dict) and isinstance(then, dict):
                 changed = next(key for key in now | then if key not in now or (key, now[key]) not in then.items())
                 what, now, then = f"option {changed!r}", now.get(changed), then.get(changed)
-            raise ConfigError(
-                f"the folder {files.where!r} has another study: its {what} is {then!r}, and here {now!r}; {advice}"
-            )
+                told = _told_agents(then or [], now or []) if changed == "collect" else ""
+            told = told or f"is {then!r}, and here {now!r}"
+            raise ConfigError(f"the folder {files.where!r} has another study: its {what} {told}; {advice}")
     for name in record["sources"].keys() | before["sources"].keys():
         if record["sources"].get(name) != before["sources"].get(name):
             raise ConfigError(

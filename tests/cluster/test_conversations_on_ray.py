@@ -109,7 +109,7 @@ async def test_a_handle_serves_on_where_its_handler_fails_and_health_counts_it(m
         assert finding.value == "the handler of `serve` has failed on 3 messages"
         with redis.Redis(messaging.redis.server, messaging.redis.port, password=messaging.redis.password) as client:
             client.publish(f"exps:{messaging.exp_id}:agents:11:agent-chat", b'{"n": 1}')
-        lost = "a message of a foreign client is lost: its handler failed: ValueError: no model"
+        lost = "a message of a plain Redis client is lost: its handler failed: ValueError: no model"
         await asyncio.to_thread(wait_for, lambda: lost in caplog.text, "the warning")
     messaging.dead_letters.drop(everything=True)
 

@@ -298,7 +298,7 @@ async def test_an_answer_that_would_wait_for_itself_is_told_as_such_at_once(ring
     answer = await user.ask(None, 1, {"asks": way}, timeout=WAIT_S)
     assert answer.payload["by"] == [1, *way[:-1]]
     told = [f"agent {one} waits for agent {other}" for one, other in zip([1, *way], way, strict=False)]
-    assert f"its answer would have to wait for itself: {', '.join(told)}, and" in answer.payload["error"]
+    assert f"has a free handler: {', '.join(told)}. Raise" in answer.payload["error"]
     unsent = len(way) > 1  # an agent that asks itself has sent its question
     assert ("was not sent" in answer.payload["error"]) is unsent
     assert (answer.payload["asked"] == ["", "unknown"]) is unsent

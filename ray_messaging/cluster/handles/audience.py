@@ -156,9 +156,10 @@ def check_hosted(connection: ExperimentConnection, name: str, agents: AgentSet) 
     missing = agents - hosted if len(hosted) else hosted
     if len(missing):
         first = next(iter(missing))
+        others = f". In all, {len(missing):,} agents of the audience have no group" if len(missing) > 1 else ""
         raise UnknownName(
-            f"audience {name!r} cannot have agent {first!r}, because no group hosts that agent ({len(missing):,} such "
-            "agents): create the groups of these agents first",
+            f"audience {name!r} cannot have agent {first!r}, because no group hosts that agent: create its group "
+            f"first{others}",
             kind="agent",
             value=first,
         )

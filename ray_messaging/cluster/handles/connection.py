@@ -73,8 +73,8 @@ def wait_dead(actor: Any) -> None:  # noqa: ANN401 - a Ray actor handle
 def gone(actor_name: str) -> Closed:
     """Build the error for a send through an actor that was dead before the call."""
     return Closed(
-        f"{actor_name} is gone: it was removed or shut down, or it died and cannot start again. Nothing was sent: "
-        "create it again, or start the experiment anew",
+        f"{actor_name} is gone: it was removed or shut down, or it died and cannot start again. Nothing was sent. "
+        "Create the group again, or start the experiment anew",
         unsent=True,
     )
 
@@ -253,5 +253,5 @@ def experiments_here() -> set[str]:
 def unknown_experiment(exp_id: str, there: set[str]) -> UnknownName:
     """Build the error for an experiment that is not among `there`, the experiments of this Ray cluster."""
     found = f"there are: {', '.join(sorted(there))}" if there else "none runs there"
-    text = f"no experiment {exp_id!r} runs in the Ray cluster ({found}): Messaging.start({exp_id!r}) first"
+    text = f"no experiment {exp_id!r} runs in the Ray cluster ({found}): start it by Messaging.start({exp_id!r})"
     return UnknownName(text, kind="experiment", value=exp_id)

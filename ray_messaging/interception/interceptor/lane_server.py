@@ -273,7 +273,7 @@ class _LanePeer(FrameProtocol):
         except (FrameError, Fenced) as error:
             self.refuse(str(error))
         except Exception as error:
-            logger.exception("the verdict lane cannot answer")
+            logger.exception("the verdict lane, the interceptor's socket, cannot answer")
             self.refuse(str(error))
         else:
             if self.transport is not None and not self.transport.is_closing():

@@ -79,7 +79,7 @@ class BlackList(Rule):
         for row in range(batch.rows) if few else self._index.candidates(batch.from_ids, batch.to_ids):
             pair = self._hit(batch.from_ids[row], batch.to_ids[row])
             if pair is not None:
-                found[row] = f"{_side(pair[0])} may not write to {_side(pair[1])}"
+                found[row] = _reason(*pair)
         return blocks(found, found.values()) if found else {}
 
     def pair_check(self) -> PairCheck | None:
@@ -105,5 +105,6 @@ class BlackList(Rule):
         return {**super().describe(), "pairs": len(self.state)}
 
 
-def _side(agent_id: AgentId | None) -> str:
-    return "any agent" if agent_id is None else name_of(agent_id)
+def _reason(from_id: AgentId | None, to_id: AgentId | None) -> str:
+    receiver = "any agent" if to_id is None else name_of(to_id)
+    return f"no agent may write to {receiver}" if from_id is None else f"{name_of(from_id)} may not write to {receiver}"

@@ -21,9 +21,9 @@ _FAMILIES: dict[type, tuple[type, ...]] = {
     str: (str,),
     list: (list, tuple, np.ndarray),
 }
-# The names of pandas' types of missing values. The types themselves cannot be named, because pandas is not imported
-# here.
-_MISSING = {"NAType", "NaTType"}
+# The names of the types of missing values in pandas and numpy. The types themselves cannot be named, because pandas is
+# not imported here.
+_MISSING = {"NAType", "NaTType", "MaskedConstant"}
 _LAST_EXACT = 2**53  # a float represents every whole number up to this one exactly
 _DATES = (
     ". Send dates as texts (isoformat(), numpy.datetime_as_string(array)), or as numbers: array.astype('M8[us]')"
@@ -244,7 +244,8 @@ def _of_numbers(array: NDArray[Any]) -> NumberColumn:
         )
     if not 1 <= array.ndim <= 2 or (array.ndim == 2 and not array.shape[1]):
         raise InvalidColumns(
-            f"an array of the shape {array.shape} cannot be sent: use (n,), or (n, k) for vectors of k numbers"
+            f"an array of the shape {array.shape} cannot be sent: use (n,), or for vectors of k numbers (n, k), with k "
+            "at least 1"
         )
     # The array is copied, because the caller may change its own before it is sent. Rules get the same copy that is
     # sent.
@@ -278,7 +279,9 @@ def _texts(array: NDArray[Any]) -> list[str]:
             "send strs",
             row=row,
         )
-    if all(isinstance(found, list | tuple) for found in texts):
+    if all(_is_vector(found) for found in texts):
+        if (row := next((row for row, found in enumerate(texts) if np.ma.is_masked(found)), None)) is not None:
+            raise _lacks_number(row)
         forms = [(len(found), _kinds(found)) for found in texts]
         row = next((row for row, form in enumerate(forms) if len(form[1]) > 1 or form != forms[0]), 0)
         raise _unlike_vectors(row, texts)
@@ -293,6 +296,18 @@ def _texts(array: NDArray[Any]) -> list[str]:
 def _no_value(row: int) -> InvalidColumns:
     return InvalidColumns(
         f"row {row} has no value: give it one. Only columns of floats can have rows without a value, as NaN", row=row
+    )
+
+
+def _is_vector(value: object) -> bool:
+    return isinstance(value, list | tuple) or (isinstance(value, np.ndarray) and value.ndim > 0)
+
+
+def _lacks_number(row: int) -> InvalidColumns:
+    return InvalidColumns(
+        f"row {row} has a vector with a missing number: fill the number in. Only vectors of floats can lack numbers, "
+        "as NaN",
+        row=row,
     )
 
 
@@ -343,11 +358,7 @@ def _of_arrow(values: Any) -> TypedColumn:  # noqa: ANN401 - pyarrow.Array or Ch
     flat = values.flatten() if width else values
     if width and flat.null_count and not pa.types.is_floating(flat.type):
         row = flat.is_null().index(True).as_py() // width
-        raise InvalidColumns(
-            f"row {row} has a vector with a missing number: fill the number in. Only vectors of floats can lack "
-            "numbers, as NaN",
-            row=row,
-        )
+        raise _lacks_number(row)
     if not (pa.types.is_primitive(flat.type) and str(flat.type) in _ARROW):
         dates = _DATES if pa.types.is_temporal(kind) else ""
         raise InvalidColumns(f"a column of type {kind} cannot be sent: use {_TYPES}{dates}")

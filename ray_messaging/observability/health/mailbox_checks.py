@@ -54,8 +54,8 @@ def _names(kept: Kept) -> Finding:
     return warning(
         "kept names",
         text,
-        "for name in messaging.closed_messagers(): messaging.remove_messager(name); give a name only to a messager "
-        "that will be opened again, because of others nothing needs to be kept",
+        "remove them: for name in messaging.closed_messagers(): messaging.remove_messager(name). Give a name only to a "
+        "messager that will be opened again: of a messager without a name nothing is kept",
     )
 
 

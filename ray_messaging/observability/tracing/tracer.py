@@ -62,7 +62,9 @@ class SpanFile(SpanExporter):
             Path(path).parent.mkdir(parents=True, exist_ok=True)
             self._file = Path(path).open("ab", buffering=0)  # noqa: SIM115 - open as long as the process runs
         except OSError as error:
-            raise ConfigError(f"cannot write spans to {str(path)!r} ({error.strerror}): choose another file") from error
+            # mkdir says "File exists" if a file has the name of the folder
+            why = f"{error.filename} is not a folder" if isinstance(error, FileExistsError) else error.strerror
+            raise ConfigError(f"cannot write spans to {str(path)!r} ({why}): choose another file") from error
 
     def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
         """Append spans in a single write, so that other processes cannot write spans between their bytes."""

@@ -293,15 +293,15 @@ def test_a_handle_travels_to_the_process_of_a_group_and_shows_no_token():
 
 
 @pytest.mark.parametrize(
-    ("url", "options"),
+    ("url", "options", "told"),
     [
-        ("weather", {}),
-        ("ftp://x/", {}),
-        ("http://u:p@x/", {}),
-        ("http://x/", {"wait_s": 0}),
-        ("http://x/", {"late_steps": -1}),
+        ("weather", {}, "is not the URL of an agent"),
+        ("ftp://x/", {}, "is not the URL of an agent"),
+        ("http://u:p@x/", {}, "has a password"),
+        ("http://x/", {"wait_s": 0}, "^wait_s=0 must be a number of seconds above 0$"),
+        ("http://x/", {"late_steps": -1}, "^late_steps=-1 must be a number of steps, 0 or more$"),
     ],
 )
-def test_what_cannot_be(url, options):
-    with pytest.raises(ConfigError):
+def test_what_cannot_be(url, options, told):
+    with pytest.raises(ConfigError, match=told):
         remote(url, **options)

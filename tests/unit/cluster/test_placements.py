@@ -26,6 +26,13 @@ def test_amounts_that_ray_does_not_take_are_no_placement(wanted):
         Placement({"west": wanted}, None, ["west", "east"])
 
 
+def test_a_group_has_a_node_or_resources():
+    with pytest.raises(
+        ConfigError, match="placement= has 1 for group 'west': write the name of a node, such as 'host2'"
+    ):
+        Placement({"west": 1}, None, ["west"])
+
+
 def test_amounts_in_options_are_those_that_ray_takes():
     with pytest.raises(ConfigError, match=r"for group 'west', which Ray does not accept: num_gpus=1\.5 is above 1"):
         Placement("spread", {"num_gpus": 1.5}, ["west"])

@@ -42,18 +42,22 @@ def test_cells_of_a_tsv_end_at_tabs(write, name):
 @pytest.mark.parametrize(
     ("row", "in_tsv", "in_txt"),
     [
-        ("1\t\t100", "the receiver is empty", "it has an empty cell between tabs: give the file the extension .tsv"),
-        ("1\t \t100", "the receiver is empty", "it has an empty cell between tabs"),
-        ("\t2\t100", "the sender is empty", "it has an empty cell between tabs"),
-        ("\t\t", "the sender is empty", "it has an empty cell between tabs"),
+        ("1\t\t100", "The receiver is empty", "It has an empty cell between tabs: give the file the extension .tsv"),
+        ("1\t \t100", "The receiver is empty", "It has an empty cell between tabs"),
+        ("\t2\t100", "The sender is empty", "It has an empty cell between tabs"),
+        ("\t\t", "The sender is empty", "It has an empty cell between tabs"),
         (
             "1\t2\t\r",
-            r"found '1\t2\t' (the time is empty: fill it, or drop the tab before it)",
-            "(2 columns instead of 3)",
+            r"found '1\t2\t'. The time is empty: fill it, or drop the tab before it. You",
+            "It has 2 columns instead of 3: correct the line.",
         ),
         ("1 2 3", "expected 'src dst time' with tabs between", None),
         ("1\t2 3", "'2 3' may be one cell or several: write tabs", None),
-        ("agent 7\t9", "(2 columns instead of 3)", "'agent 7' between tabs may be one cell or several"),
+        (
+            "agent 7\t9",
+            "It has 2 columns instead of 3: correct the line.",
+            "'agent 7' between tabs may be one cell or several",
+        ),
         (
             "ann lee\tbob\t3",
             None,
@@ -77,7 +81,7 @@ def test_a_row_of_an_edge_list_that_may_be_read_in_two_ways_is_refused(write, bl
 def test_an_empty_cell_between_tabs_moves_no_column_of_konect(write, blame, name):
     line, found = blame(write(name, "% sym unweighted\n1\t2\t3\t4\n1\t\t3\t4\n"))
     assert line == 3
-    assert "it has an empty cell between tabs: fill the cell" in found
+    assert "It has an empty cell between tabs: fill the cell" in found
 
 
 def test_an_id_in_a_tsv_may_end_with_a_comma(write):
@@ -124,20 +128,20 @@ def test_a_json_array_is_named_with_the_remedy(write, blame, name, content):
         (
             "Source Target\n1 2\n",
             1,
-            "found 'Source Target' (the line has the names of columns, but this format has none)",
+            "found 'Source Target'. The line has the names of columns, but this format has none. You",
         ),
         ("a, b\nb, c\n", 1, "separates cells by white space"),
         ("%%MatrixMarket matrix coordinate\n3 3 2\n1 2\n", 1, "Matrix Market file"),
-        ("1 2 5\n1.0 2 5\n", 2, "the sender '1.0' is a whole number written as a float"),
-        ("# c\n1 2 3\n\n3 x\n", 4, "expected 'src dst time', found '3 x' (2 columns instead of 3)"),
-        ("1 2 3\r\n1 2 3 4\r\n", 2, "expected 'src dst time', found '1 2 3 4' (4 columns instead of 3)"),
-        ("1\n", 1, "expected 'src dst time', found '1' (1 columns instead of 3)"),
-        ("1 2\n1 2 3\n", 2, "expected 'src dst', found '1 2 3' (3 columns instead of 2)"),
-        ("1 2 3\n1 2 x\n", 2, "time 'x' is neither a finite number nor ISO-8601"),
-        ("# a\u2028b\x0c\n1 2 x\n", 2, "time 'x' is neither"),
-        ("1 2 nan\n", 1, "time 'nan' is neither"),
-        ("1 2 1_000\n", 1, "time '1_000' is neither"),
-        ("1 2 3\n1 a\x00b 3\n", 2, r"the receiver is not a valid id (agent id 'a\x00b' cannot be used"),
+        ("1 2 5\n1.0 2 5\n", 2, "The sender '1.0' is a whole number written as a float"),
+        ("# c\n1 2 3\n\n3 x\n", 4, "expected 'src dst time', found '3 x'. It has 2 columns instead of 3: correct"),
+        ("1 2 3\r\n1 2 3 4\r\n", 2, "expected 'src dst time', found '1 2 3 4'. It has 4 columns instead of 3: correct"),
+        ("1\n", 1, "expected 'src dst time', found '1'. It has 1 columns instead of 3: correct"),
+        ("1 2\n1 2 3\n", 2, "expected 'src dst', found '1 2 3'. It has 3 columns instead of 2: correct"),
+        ("1 2 3\n1 2 x\n", 2, "Time 'x' is neither a finite number nor ISO-8601"),
+        ("# a\u2028b\x0c\n1 2 x\n", 2, "Time 'x' is neither"),
+        ("1 2 nan\n", 1, "Time 'nan' is neither"),
+        ("1 2 1_000\n", 1, "Time '1_000' is neither"),
+        ("1 2 3\n1 a\x00b 3\n", 2, r"The receiver is not a valid id (agent id 'a\x00b' cannot be used"),
         ("1 2 3\n" + "x" * 99, 2, "found '" + "x" * 60 + "...'"),
         ("# only\n# comments\n", 1, "the file contains no message"),
     ],
@@ -153,7 +157,7 @@ def test_error_says_what_to_do_and_pickles(write):
     with pytest.raises(TraceError) as caught:
         read_trace(str(path))
     assert str(caught.value).startswith("CollegeMsg.txt:17: expected 'src dst time', found '3 x'")
-    assert "begin it with # to skip it" in str(caught.value)
+    assert "begin the line with # to skip it" in str(caught.value)
     again = pickle.loads(pickle.dumps(caught.value))
     assert (again.file, again.line, str(again)) == (str(path), 17, str(caught.value))
 
@@ -190,7 +194,7 @@ def test_csv_named_fields_and_awkward_text(write):
         (
             CSV + "2,1.0,3,x\n",
             4,
-            "the receiver '1.0' is a whole number written as a float, which would be another agent",
+            "write a letter before it, by the template to_field='v{field}'",
         ),
         (CSV + "-1.00,1,3,x\n", 4, "the sender '-1.00' is"),
         (CSV + "1.1439261872364217e+18,1,3,x\n", 4, "in pandas by astype('Int64')"),
@@ -218,7 +222,8 @@ def test_csv_named_fields_and_awkward_text(write):
             "\n6,2,4,1289241911\n",
             2,
             "no field for the sender (such as 'from'), the receiver (such as 'to'), the time (such as 'time') among "
-            "'6'",
+            "'6', '2', '4', '1289241911': if the file has no header, write one above its first message, such as "
+            "from,to,time; otherwise name your fields by",
         ),
         (
             "from,when\n",

@@ -688,7 +688,8 @@ def test_a_study_measures_chosen_agents(here, tmp_path):
         sweep(tmp_path / "a", outcomes=[Mean("knows"), Of([1], Mean("first", of="knows"))])
     rows = sweep(tmp_path / "b", collect=Of([0, 3], lambda me: {"heard": me.state["knows"]}))
     assert {*rows.series.agent} == {0, 3}
-    with pytest.raises(ConfigError, match="another study: its option 'collect'"):
+    told = r"its option 'collect' measures the agents \[0, 3\], and here the agents \[0\]; pass another folder"
+    with pytest.raises(ConfigError, match=told):
         sweep(tmp_path / "b", collect=Of([0], lambda me: {"heard": me.state["knows"]}))
     gone = sweep(tmp_path / "c", outcomes=Of([3, "boss"], Mean("first", of="knows")))
     assert gone.to_pandas().error.str.contains("does not have, 'boss'").all()

@@ -41,6 +41,19 @@ def test_it_blocks_as_a_naive_one_does(listed, few, many):
         assert blocked(BlackList(listed), batch_of(asked)) == by_hand(listed, asked)
 
 
+@pytest.mark.parametrize(
+    ("pair", "reason"),
+    [
+        ((1, 2), "agent 1 may not write to agent 2"),
+        ((1, None), "agent 1 may not write to any agent"),
+        ((None, 2), "no agent may write to agent 2"),
+        ((None, None), "no agent may write to any agent"),
+    ],
+)
+def test_a_reason_says_who_may_not_write_to_whom(pair, reason):
+    assert BlackList([pair]).check_batch(batch_of([(1, 2)]), "town")[0].reason == reason
+
+
 @given(st.sets(PAIR, max_size=5), st.lists(st.tuples(st.booleans(), PAIR), max_size=30), st.lists(PAIR, max_size=12))
 def test_changes(first, changes, sent):
     rule, listed, kept = BlackList(first), set(first), {}
