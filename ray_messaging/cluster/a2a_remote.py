@@ -72,8 +72,10 @@ class RemoteAgent(AbstractContextManager["RemoteAgent"]):
             raise ConfigError(
                 "the URL of the agent has a password, which errors would show: leave it out, and pass token="
             )
-        if not wait_s > 0 or late_steps < 0:
-            raise ConfigError(f"wait_s={wait_s} must be above 0, and late_steps={late_steps} 0 or more")
+        if not wait_s > 0:
+            raise ConfigError(f"wait_s={wait_s} must be above 0")
+        if late_steps < 0:
+            raise ConfigError(f"late_steps={late_steps} must be 0 or more")
         self.id = check_id(agent)
         self.url = url
         self._experiment = experiment

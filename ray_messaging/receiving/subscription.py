@@ -86,7 +86,9 @@ class ForeignMessages:
             self.dropped += 1
             if self.dropped in {1, 1000} or self.dropped % 1_000_000 == 0:
                 logger.warning(
-                    "the inbox of %s is full: %d messages of foreign clients were dropped", self._mailbox, self.dropped
+                    "the inbox of %s is full: %d messages of clients without ray_messaging were dropped",
+                    self._mailbox,
+                    self.dropped,
                 )
             return
         batch = batch_of(ingress, self._directory, self._mailbox, self.epoch, self.count + 1)
@@ -213,7 +215,7 @@ class Subscription:
             elif backoff.exhausted:
                 raise TransitError(
                     f"{self.name!r} could not begin to listen within {settings.send_timeout_s:g} s "
-                    f"(MessagingConfig.send_timeout_s): {DIRECTORY_CHANGES}"
+                    f"(MessagingConfig.send_timeout_s), because {DIRECTORY_CHANGES}"
                 )
             else:
                 await backoff.sleep()
@@ -342,12 +344,17 @@ class Subscription:
         why = f"the server gave no answer within {_LEAVE_S:g} s; check that the server runs" if late else str(error)
         if self._named and commits.unwritten:
             raise (Closed if isinstance(error, Closed) else TransitError)(
-                f"{self.name!r} was closed, and could not commit the messages that it fetched last, so the next "
-                f"messager of this name gets them again: {why}"
+                f"{self.name!r} was closed, but could not commit the messages that it fetched last ({why}). The next "
+                "messager of this name gets them again"
             ) from error
         # Closed says that the experiment has ended, which is nothing to warn about.
         level = logging.INFO if isinstance(error, Closed) else logging.WARNING
-        logger.log(level, "%s could not give up its mailbox, whose lease will expire: %s", self.name, why)
+        logger.log(
+            level,
+            "%s could not give up its mailbox, which stays reserved until its lease has expired: %s",
+            self.name,
+            why,
+        )
 
     async def _leave(self, commits: Commits, epoch: int, *, commit: bool) -> None:
         if commit:

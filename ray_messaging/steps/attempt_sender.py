@@ -179,8 +179,8 @@ class AttemptSender:
             if reply.fates[0] not in WRITTEN:
                 raise self._aborted(
                     step,
-                    f"the server did not accept its new positions of agents ({reply.fates[0].name}). The group's "
-                    "next driver runs the step again",
+                    f"the server did not accept its new positions of agents ({reply.fates[0].name}). The next "
+                    "task or process of the group runs the step again",
                 )
 
     def _closing(self, step: Step, rows: int, *, changed: bool) -> tuple[Closing, StepCounts]:

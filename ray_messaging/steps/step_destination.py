@@ -69,8 +69,8 @@ class AttemptBoxes:
         reply = await self._store.send(self.request(writes, verdict_epoch), self.tag)
         if reply.status is SendStatus.STEP_OVER:
             raise self._aborted(
-                "has another driver, a later task or process, or was closed, so nothing that this task sends in the "
-                "step counts: end this task"
+                "was taken over by another task or process, or was closed, so nothing that this task sends in the step "
+                "counts: end this task"
             )
         if reply.status is SendStatus.UNJUDGED:
             raise send_errors.no_verdicts()
@@ -80,8 +80,8 @@ class AttemptBoxes:
                 self.keep_own([write])
             elif reply.repeated or fate is FrameFate.GAP:
                 raise self._aborted(
-                    "has sends with an unknown outcome, so the step is not committed: the group's next driver runs it "
-                    "again"
+                    "has messages of which it is not known whether they were sent, so the step is not committed: the "
+                    "next task or process of the group runs it again"
                 )
             elif fate is FrameFate.TOO_LARGE:
                 raise await self._too_large(write.mailbox)

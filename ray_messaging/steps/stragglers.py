@@ -22,11 +22,13 @@ class Straggler(NamedTuple):
     def __str__(self) -> str:
         if self.silent_s:
             return (
-                f"step {self.step} waits for group {self.group!r}, whose driver, {self.driver!r}, has not called the "
-                f"server for {self.silent_s:.0f} s"
+                f"step {self.step} waits for group {self.group!r}: {self.driver!r}, which drives the group, has not "
+                f"called the server for {self.silent_s:.0f} s"
             )
         if self.is_open:
-            driven = f", driven by {self.driver!r}" if self.driver else ", and its driver has gone"
+            driven = (
+                f", driven by {self.driver!r}" if self.driver else ", and the task or process that drove it has gone"
+            )
             return f"group {self.group!r} has been in step {self.step} for {self.idle_s:.0f} s{driven}"
         if not self.driver:
             return (

@@ -239,7 +239,7 @@ class RedisIngress:
                 if isinstance(refused, ServerRefused):
                     if self._refused is None:
                         backoff.reset()
-                        text = "messages of foreign clients do not arrive; the subscription is tried again: %s"
+                        text = "messages of clients without ray_messaging do not arrive; subscribing is tried again: %s"
                         logger.error(text, refused)  # noqa: TRY400 - no bug
                     self._refused, pause_s = refused, backoff.next_pause()
                     self._fail(refused)
@@ -249,14 +249,14 @@ class RedisIngress:
                     return
                 logger.log(
                     logging.WARNING if heard and self._refused is None else logging.DEBUG,
-                    "the subscription at %s was cut (%s). Messages that foreign clients publish before it is restored "
-                    "are lost",
+                    "the subscription at %s was cut (%s). Messages that clients without ray_messaging publish before "
+                    "it is restored are lost",
                     self._link.where,
                     type(error).__name__,
                 )
                 heard = False
             except Exception as error:
-                logger.exception("messages of foreign clients will not arrive")
+                logger.exception("messages of clients without ray_messaging will not arrive")
                 self._fail(MessagingError(f"listening failed ({error_in_words(error)}): please report this"))
                 return
             finally:

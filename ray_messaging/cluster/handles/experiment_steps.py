@@ -107,7 +107,8 @@ def _slowest(progress: Progress) -> str:
     cut_off = {name: group for name, group in progress.groups.items() if name in waiting and group.cut_off}
     slowest = min(waiting, key=lambda name: (name not in cut_off, waiting[name], name))
     more = f" and {len(waiting) - 1} more" if len(waiting) > 1 else ""
-    heard = f" (its driver has not called the server for {cut_off[slowest].silent_ms / 1000:.0f} s)" if cut_off else ""
+    silent_s = cut_off[slowest].silent_ms / 1000 if cut_off else 0
+    heard = f" (its process has not called the server for {silent_s:.0f} s)" if cut_off else ""
     return f", waiting for {slowest}{heard}{more}"
 
 

@@ -186,7 +186,7 @@ def _counters(actor: str, report: Report) -> Iterator[Finding]:
         yield _kept(actor, dict(stats["kept"]))
     if "lane_connections" in stats:
         yield usage_of_limit(
-            f"{actor}: lane connections",
+            f"{actor}: connections of senders",
             stats["lane_connections"],
             CONNECTIONS,
             "{:,}".format,

@@ -81,6 +81,7 @@ def _silent(silent: Mapping[str, float], where: Mapping[str, NodeFacts]) -> Iter
         on = "" if node is None else f" on node {node.where}"
         yield critical(
             f"group {group!r}",
-            f"its driver{on} has not called the server for {seconds:.0f} s, and the open step waits for this group",
+            f"the process that drives it{on} has not called the server for {seconds:.0f} s, and the open step waits "
+            "for this group",
             CUT_OFF,
         )

@@ -98,7 +98,7 @@ def test_a_group_that_is_cut_off_is_named_first_and_at_once(clock, capsys):
     steps.now = steps.now._replace(groups=steps.now.groups | {"west": silent})
     with RunProgress(steps, 20) as progress:
         progress.show()
-        expected = "step 5 of 20, waiting for west (its driver has not called the server for 13 s) and 1 more\n"
+        expected = "step 5 of 20, waiting for west (its process has not called the server for 13 s) and 1 more\n"
         assert capsys.readouterr().err == expected
 
 

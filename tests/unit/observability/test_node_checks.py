@@ -36,7 +36,7 @@ def test_a_node_that_is_cut_off_is_named_with_its_groups_and_with_who_does_not_r
 def test_a_group_that_the_server_does_not_hear_is_named_with_its_node():
     nodes = [node("a", ["east"], process=0.1), node("bb", process=0.1)]
     found = {each.what: each.value for each in check_nodes(nodes, {"east": 14.2, "west": 20.0})}
-    after = "its driver{} has not called the server for {} s, and the open step waits for this group"
+    after = "the process that drives it{} has not called the server for {} s, and the open step waits for this group"
     assert found["group 'east'"] == after.format(" on node a (10.0.0.1)", 14)
     assert found["group 'west'"] == after.format("", 20)
 

@@ -27,9 +27,12 @@ AHEAD = group(12, driver="messager ahead", idle_s=99)
         ),
         (
             group(11, opened=12, driver="m", idle_s=13, silent_s=12),
-            "step 12 waits for group 'x', whose driver, 'm', has not called the server for 12 s",
+            "step 12 waits for group 'x': 'm', which drives the group, has not called the server for 12 s",
         ),
-        (group(11, opened=12, idle_s=41), "group 'x' has been in step 12 for 41 s, and its driver has gone"),
+        (
+            group(11, opened=12, idle_s=41),
+            "group 'x' has been in step 12 for 41 s, and the task or process that drove it has gone",
+        ),
         (group(11, idle_s=41), "no task has opened group 'x': step 12 has waited for it for 41 s"),
         (group(11, driver="m", idle_s=41), "group 'x' has not begun step 12 for 41 s, driven by 'm'"),
     ],

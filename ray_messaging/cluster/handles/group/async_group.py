@@ -722,7 +722,7 @@ class GroupService:
         """Make a dead letter of a message whose handler has failed."""
         batch, row, *_ = slice_of(message)
         if batch.origin is None:
-            logger.warning("a message of a foreign client is lost: %s", failure.reason)
+            logger.warning("a message of a client without ray_messaging is lost: %s", failure.reason)
         else:
             arguments = batch.origin.mailbox, batch.origin.entry, encode(batch.take(np.array([row]))), failure.reason
             await self._group._insist(lambda: self._group.actor.keep_failed.remote(*arguments, row=row))
