@@ -84,14 +84,14 @@ class Chat:
             # Before version 2.10, pydantic keeps in this attribute the local variables of the function that defines the
             # class. Some of them cannot be pickled.
             form.__pydantic_parent_namespace__ = None
-        if not timeout > 0 <= patience:
-            raise ConfigError(
-                f"timeout={timeout!r} must be above 0 seconds, and patience={patience!r} at least 0 seconds"
-            )
-        if corrections < 0 or concurrency < 1:
-            raise ConfigError(
-                f"corrections={corrections!r} must be at least 0, and concurrency={concurrency!r} at least 1"
-            )
+        if not timeout > 0:
+            raise ConfigError(f"timeout={timeout!r} must be above 0 seconds")
+        if not patience >= 0:
+            raise ConfigError(f"patience={patience!r} must be at least 0 seconds")
+        if corrections < 0:
+            raise ConfigError(f"corrections={corrections!r} must be at least 0")
+        if concurrency < 1:
+            raise ConfigError(f"concurrency={concurrency!r} must be at least 1")
         self.base_url = _checked_url(base_url or os.environ.get(_URL) or _OPENAI)
         self.model, self.form, self.system, self.seed = model, form, system, seed
         self._key = _checked_key(api_key)

@@ -165,9 +165,9 @@ def _other_pairs(broadcasts: Batch, found: int) -> FrameError:
     assert broadcasts.extension.audience is not None
     name, version = broadcasts.extension.audience
     return FrameError(
-        f"this process has other files of audience {name!r} (version {version}) than the sender of a broadcast: the "
-        f"sender's files give {broadcasts.messages:,} pairs of sender and hearer, and the files here {found:,}. "
-        "Restore the sender's files, or make the audience again by messaging.create_audience"
+        f"the files of audience {name!r} (version {version}) differ between this process and the sender of a "
+        f"broadcast: the sender's files give {broadcasts.messages:,} pairs of sender and hearer, and the files here "
+        f"{found:,}. Restore the files as the sender has them, or make the audience again by messaging.create_audience"
     )
 
 

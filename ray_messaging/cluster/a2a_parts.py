@@ -24,7 +24,8 @@ def parts_of(payload: object) -> list[Part]:
         return _parts_of(payload)
     except Exception as error:  # Protobuf raises errors of its own types, such as for bytes or deeply nested data.
         raise InvalidPayload(
-            f"A2A cannot carry the payload, because A2A accepts only JSON, where all keys are strs: {error}"
+            f"A2A cannot carry the payload ({error}): A2A accepts only JSON, so use strs as keys, and dicts, lists, "
+            "strs, numbers, bools and None as values"
         ) from error
 
 

@@ -83,7 +83,7 @@ def _check_own(shards: object, server: ServerConfig) -> object:
         return own
     if shards == 1 or own > 1:
         raise ConfigError(
-            f"shards={shards!r} and redis= with shards={own} are different numbers: leave out one of them"
+            f"shards={shards!r}, but redis= has {own} shards: leave out shards=, or give both the same number"
         )
     is_cluster = isinstance(server, RedisConfig) and bool(server.cluster)
     if shards == PER_NODE and is_cluster:

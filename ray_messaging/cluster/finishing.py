@@ -36,7 +36,9 @@ def finish(log_dir: str) -> bool:
         return False
     data = record.starts[-1].data
     if data is None or not Path(data, APPEND_ONLY_NAME).exists():
-        empty = f"{data} has no data of the run's server, with the rows of its last messages: put these data back"
+        empty = (
+            f"the data of the run's server, with the rows of its last messages, are missing in {data}: put them back"
+        )
         why = empty if data is not None and Path(data).exists() else lacking
         raise LogError(f"the log cannot be completed on this machine: {why}", path=folder.where)
     passing = record.steps is None and data == beside(folder.where)

@@ -196,4 +196,7 @@ def _node(group: str, where: str, nodes: Collection[Mapping[str, Any]]) -> str:
         return str(found[0])
     there = ", ".join(f"{node['NodeManagerHostname']} ({node['NodeID']})" for node in nodes)
     several = "several nodes" if found else "no node"
-    raise ConfigError(f"placement= has {where!r} for group {group!r}, which names {several} of the cluster: {there}")
+    raise ConfigError(
+        f"placement= has {where!r} for group {group!r}, which names {several} of the cluster. Write the host name, the "
+        f"address or the id of one node. The nodes are: {there}"
+    )

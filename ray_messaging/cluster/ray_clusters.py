@@ -148,10 +148,11 @@ def join_ray(exp_id: str, *, as_driver: bool = False) -> bool:
         return not operating_system.PROCESSES.is_dir() and not _join("auto", as_driver=as_driver)
     if (named := _named()) and isinstance(seen := found[named], str):
         raise ConfigError(f"the Ray cluster at RAY_ADDRESS={named!r} refuses the connection ({seen}): {_REMEDY}")
+    unread = any(isinstance(seen, str) for seen in found.values())
     raise UnknownName(
-        f"no experiment {exp_id!r} runs in the Ray cluster{'s' * (len(found) > 1)} at "
+        f"no experiment {exp_id!r} {'was found' if unread else 'runs'} in the Ray cluster{'s' * (len(found) > 1)} at "
         f"{', '.join(f'{cluster} ({_told(seen)})' for cluster, seen in found.items())}: set RAY_ADDRESS to the "
-        f"host:port of its cluster, or start it by Messaging.start({exp_id!r})",
+        f"host:port of the experiment's cluster, or start it by Messaging.start({exp_id!r})",
         kind="experiment",
         value=exp_id,
     )

@@ -224,9 +224,11 @@ class Values:
             raise (
                 error
                 if isinstance(error, InvalidPayload)
-                else InvalidPayload(f"{short_repr(told)} is no value: {error!r}")
+                else InvalidPayload(
+                    f"{short_repr(told)} cannot be read as a value that this runner has written: {error!r}"
+                )
             ) from error
-        raise InvalidPayload(f"{short_repr(told)} is no value: there is no tag {tag!r}")
+        raise InvalidPayload(f"{short_repr(told)} cannot be read as a value, because there is no tag {tag!r}")
 
     def _type(self, key: str) -> type:
         module, _, name = key.partition(":")

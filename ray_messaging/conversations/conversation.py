@@ -207,7 +207,7 @@ class Conversation:
             circle = [each.agent for each in circle_of(asker.chain, checked, engine.directory)]
             if circle:
                 why = in_circle(zip(circle, [*circle[1:], checked.to_id], strict=True))
-                text = f"the question to agent {checked.to_id!r} was not sent: {why}"
+                text = f"the question to agent {checked.to_id!r} was not sent, because {why}"
                 raise NoAnswer(text, agent=checked.to_id, question="", timeout=None, fate=NAMES[UNKNOWN])
 
     async def ask_columns(
@@ -330,13 +330,16 @@ class Conversation:
 def _unanswered(agent: AgentId | None, receipt: Receipt | None, timeout: float | None) -> NoAnswer:
     if receipt is None:
         asked = "questions were" if agent is None else f"question to agent {agent!r} was"
-        question, fate, why = "", NAMES[UNKNOWN], f"the {asked} not sent, as far as is known,"
+        question, fate = "", NAMES[UNKNOWN]
+        why = f"the {asked} not sent, or the server has not confirmed it,"
+        remedy = "look for a full mailbox, and at the server (messaging.health())"
     else:
         question, fate = receipt.message_id, receipt.fate
-        why = f"agent {agent!r} gave no answer to {question}"
+        why = f"agent {agent!r} gave no answer to question {question}"
+        remedy = "check that the agent's group handles its messages"
     return NoAnswer(
-        f"{why} within {timeout:g} s: look at its group, or raise `timeout`. If the answer comes later, it is an "
-        "ordinary message",
+        f"{why} within {timeout:g} s: {remedy}, or raise `timeout`. An answer that comes later arrives as an ordinary "
+        "message",
         agent=agent,
         question=question,
         timeout=timeout,

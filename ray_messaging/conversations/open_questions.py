@@ -223,7 +223,7 @@ class OpenQuestions:
 
 def no_answer(agent: AgentId | None, question: str, why: str) -> NoAnswer:
     """Build the error for a question that can no longer get an answer."""
-    text = f"agent {agent!r} will not answer {question}: {why}"
+    text = f"agent {agent!r} will not answer question {question}, because {why}"
     return NoAnswer(text, agent=agent, question=question, timeout=None, fate=FATES[DELIVERED])
 
 

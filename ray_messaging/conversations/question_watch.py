@@ -165,7 +165,7 @@ _GONE = (
     "the agent are among the dead letters"
 )
 _ENDED = (
-    "nobody serves {!r}: its service has ended ({}). The question waits in that mailbox for the next `serve` or fetch"
+    "`serve` of {0!r} has ended ({1}). The question waits in the mailbox of {0!r} for the next `serve` or fetch there"
 )
 
 

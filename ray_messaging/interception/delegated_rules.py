@@ -83,7 +83,9 @@ class DelegatedRules:
                 if self._blocks(rule, batch, pairs):
                     return None
         except Exception:  # a rule has failed, so the interceptor judges the batch, and handles the failure
-            logger.exception("a delegated rule failed on a batch, so the interceptor judges it")
+            logger.exception(
+                "a rule that senders apply themselves failed on a batch, so the interceptor judges the batch"
+            )
             self.drop()
             return None
         if batch.first not in self._recent:

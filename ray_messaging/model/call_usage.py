@@ -130,7 +130,10 @@ def report_usage(
             )
         named, *tokens = found
     elif input_tokens is None or output_tokens is None:
-        raise ConfigError("report_usage needs an answer with a usage, or input_tokens= and output_tokens=")
+        raise ConfigError(
+            "report_usage() got no numbers of tokens: pass the answer of the model's server, which has them as "
+            "`usage`, or input_tokens= and output_tokens="
+        )
     else:
         named, tokens = None, [input_tokens, cached_tokens, output_tokens]
     given, cached, output = tokens

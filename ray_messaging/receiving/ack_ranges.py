@@ -57,10 +57,13 @@ def spans_in(slices: Iterable[Slice], mailbox: str) -> list[Span]:
         elif origin is not None and origin.mailbox == answer_mailbox(mailbox):
             continue  # a late answer came through the mailbox for answers, where messages need no acknowledgement
         elif origin is not None or not batch.sender.startswith(FOREIGN_SENDER):
-            where = "in parts, by pickle" if origin is None else f"from {origin.mailbox!r}"
+            if origin is None:
+                why = "it comes from no fetch, or was pickled on its own after its fetch"
+            else:
+                why = f"{origin.mailbox!r} has fetched it"
             raise ConfigError(
-                f"{mailbox!r} cannot acknowledge a message that it has not fetched; this message came {where}. "
-                "Acknowledge only messages that its own fetch returned"
+                f"{mailbox!r} cannot acknowledge this message, because {why}: acknowledge a message where it was "
+                "fetched, by the object that the fetch returned"
             )
     return spans
 

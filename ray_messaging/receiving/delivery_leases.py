@@ -229,15 +229,15 @@ class DeliveryLeases:
 
     def _late(self, token: Token, messages: int) -> CommitFailed:
         held_s, name = max(0.0, time.time() - token.lent_at), self._fetcher.name
-        why = "the handle that held them failed or ended, or the group's process ended. Look for this failure"
+        why = "The process that had fetched them before failed or ended, or the group's actor did: look for its error"
         if held_s > self._lease_s:
             why = (
-                f"the time to acknowledge them, MessagingConfig.loan_s={self._lease_s:g} seconds, had passed. Fetch "
+                f"The time to acknowledge them, MessagingConfig.loan_s={self._lease_s:g} seconds, had passed: fetch "
                 "fewer messages at a time, or raise loan_s"
             )
         return CommitFailed(
             f"{messages:,} messages of group {name!r} could not be committed, and are handled twice, because another "
-            f"fetch has got them since: {why}",
+            f"fetch has got them since. {why}",
             group=name,
             messages=messages,
             held_s=held_s,

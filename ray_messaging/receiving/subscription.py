@@ -344,12 +344,17 @@ class Subscription:
         why = f"the server gave no answer within {_LEAVE_S:g} s; check that the server runs" if late else str(error)
         if self._named and commits.unwritten:
             raise (Closed if isinstance(error, Closed) else TransitError)(
-                f"{self.name!r} was closed, and could not commit the messages that it fetched last, so the next "
-                f"messager of this name gets them again: {why}"
+                f"{self.name!r} was closed, but could not commit the messages that it fetched last ({why}). The next "
+                "messager of this name gets them again"
             ) from error
         # Closed says that the experiment has ended, which is nothing to warn about.
         level = logging.INFO if isinstance(error, Closed) else logging.WARNING
-        logger.log(level, "%s could not give up its mailbox, whose lease will expire: %s", self.name, why)
+        logger.log(
+            level,
+            "%s could not give up its mailbox, which stays reserved until its lease has expired: %s",
+            self.name,
+            why,
+        )
 
     async def _leave(self, commits: Commits, epoch: int, *, commit: bool) -> None:
         if commit:

@@ -306,11 +306,10 @@ def _csv_rows(source: TraceFile) -> Iterator[tuple[int, list[str]]]:
                 yield begin, cells
             begin = rows.line_num + 1
     except csv.Error as error:
-        raise source.broken(
-            begin,
-            f"not a valid CSV row ({error}): close and double its quotes, and end lines by \\n or \\r\\n; "
-            f"a cell of over {csv.field_size_limit()} characters needs JSON lines",
-        ) from error
+        remedy = 'close each quote, write a quote within a cell as "", and end lines by \\n or \\r\\n'
+        if "field limit" in str(error):
+            remedy = "close the cell's quote if it is missing; if the cell is that long, write the trace as JSON lines"
+        raise source.broken(begin, f"not a valid CSV row ({error}): {remedy}") from error
 
 
 def _left(cell: str) -> str:

@@ -32,8 +32,8 @@ Requested = Mapping[str, str | None]  # the name that the user gave for each fie
 _SHORT = 15  # a float can hold every number of at most this many characters
 _FLOAT_ID = re.compile(r"[+-]?\d+\.(0+|\d+[eE][+-]?\d+)")  # pandas and numpy may write whole numbers like this
 _OF_LOG = (
-    " (in an export of our own log, null as the sender means the user, and null as the receiver a broadcast: "
-    "`ray-messaging log query LOG --subtopic agent-chat --expand --json` writes a row for each hearer)"
+    ". In an export of a log of ray_messaging, messages of the user have no sender, and broadcasts no receiver: "
+    "`ray-messaging log query LOG --subtopic agent-chat --expand --json` writes a broadcast as a row for each hearer"
 )
 _encode = msgspec.json.Encoder().encode
 _PART = re.compile(r"\{\{|\}\}|[^{}]+|\{(?P<field>[^{}.\[\]!:]+)\}")  # a doubled brace, plain text, or a field

@@ -42,8 +42,8 @@ def refused(frame: OutboundFrame, why: FrameFate | SendStatus) -> MailboxFull | 
             mailbox=frame.mailbox,
         )
     reason = (
-        "the server has lost several times what this messager had sent: look for restarts of the server without its "
-        "data, or for a program that restores older data"
+        "the server has lost, more than once, what this messager had sent: look for restarts of the server without "
+        "its data, or for a program that restores older data"
     )
     if why is FrameFate.GONE:
         reason = (
@@ -138,9 +138,9 @@ def unknown(cause: Exception) -> OutcomeUnknown:
     if isinstance(cause, OutcomeUnknown):  # a new error would say less than the cause
         return cause
     error = OutcomeUnknown(
-        f"the server did not answer, so these messages may or may not have been sent ({cause}). Check whether the "
-        "messages have arrived, or send them again. The first copies may still arrive until this messager reaches the "
-        "server again"
+        f"the server did not answer, so these messages may or may not have been sent ({cause}). Check whether they "
+        "have arrived, or send them again: then some may arrive twice. As long as this messager does not reach the "
+        "server, they may still arrive"
     )
     error.__cause__ = cause
     return error

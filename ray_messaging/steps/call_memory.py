@@ -199,7 +199,7 @@ class CallMemory:
                     return
             except MessagingError as error:
                 raise self._break(str(error)) from error
-            self._break("the step was closed, or a later process runs the group. End this process")
+            self._break("another process runs this group now, or this step has ended already. End this process")
         assert self.broken is not None
         raise self.broken
 

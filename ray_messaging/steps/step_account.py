@@ -201,7 +201,7 @@ async def sealed_counts(store: "RedisSteps", step: int) -> dict[str, StepCounts]
     sealed = (await store.progress()).sealed
     if number > sealed:
         raise UnknownName(
-            f"step {number} is not committed by all groups yet; the last such step is: "
+            f"step {number} is not committed by all groups yet; the last step that all have committed is: "
             f"{sealed if sealed >= 0 else 'none'}. Call messaging.steps.wait(until={number + 1}) first",
             kind="step",
             value=number,

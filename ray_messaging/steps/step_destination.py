@@ -69,8 +69,8 @@ class AttemptBoxes:
         reply = await self._store.send(self.request(writes, verdict_epoch), self.tag)
         if reply.status is SendStatus.STEP_OVER:
             raise self._aborted(
-                "has another driver, a later task or process, or was closed, so nothing that this task sends in the "
-                "step counts: end this task"
+                "was taken over by another task or process, or was closed, so nothing that this task sends in the step "
+                "counts: end this task"
             )
         if reply.status is SendStatus.UNJUDGED:
             raise send_errors.no_verdicts()

@@ -11,6 +11,7 @@ import numpy as np
 
 from ray_messaging.common.texts import short_repr
 from ray_messaging.errors import ConfigError
+from ray_messaging.model.places import NOT_UNICODE
 from ray_messaging.model.series_columns import TAKEN as OF_SERIES
 
 KEY, REPLICATE, SEED, DIGEST, SECONDS, ERROR, RUN, ROW, CALLS, MADE, SAVED = TAKEN = (
@@ -123,12 +124,13 @@ def parameter_value(value: Any, where: str) -> Any:  # noqa: ANN401 - any value
     if isinstance(value, float) and math.isnan(value):
         raise ConfigError(f"{where}nan, which means that there is no value: give each row a value")
     try:
-        json.dumps(value, ensure_ascii=False).encode()  # this refuses strs that are not valid Unicode
+        json.dumps(value, ensure_ascii=False).encode()
+    except UnicodeEncodeError:
+        raise ConfigError(f"{where}{short_repr(value)}, which {NOT_UNICODE}") from None
     except (TypeError, ValueError):
         raise ConfigError(
             f"{where}{short_repr(value)}, but a table can have only numbers, bools, strs, None and lists of them: use "
-            "a "
-            "name, and make the object from the name, such as rules=lambda rule: RULES[rule]"
+            "a name, and make the object from the name, such as rules=lambda rule: RULES[rule]"
         ) from None
     return value
 

@@ -172,8 +172,9 @@ def _check_names(template: RunTemplate, row: Row) -> None:
     if most is None and callable(until):
         for name in sorted(wanted_by(until, 0).needed - {*row, *GIVEN}):
             raise ConfigError(
-                f"until= takes {name!r}, which is not a parameter of the study: for a condition on the collected "
-                "values also pass max_steps=, the number of steps after which a run ends in any case"
+                f"the function until= takes {name!r}, which is not a parameter of the study. If the function is a "
+                "condition on the collected values, also pass max_steps=, the number of steps after which a run ends "
+                "in any case"
             )
     check_names(template.functions(), row)
     if most is not None and not callable(most):
@@ -297,7 +298,7 @@ def _check_values(files: StudyFolder, record: Mapping[str, Any], before: Mapping
         if changed := changed_values(record["values"][name], known[name]):
             raise ConfigError(
                 f"{changed[0]}, which {name}= uses, differs from that of the study in {files.where!r}, so its runs so "
-                f"far were made with another value: {advice}"
+                f"far were made without this change: {advice}"
             )
 
 

@@ -216,7 +216,8 @@ class StudyFolder:
             if other != kind:
                 raise ConfigError(
                     f"the collected value {field.name!r} is a {kind} in {whose}, and a {other} in {of}: a column of a "
-                    "study's series must have one kind. Let collect= return one, and begin anew by on_existing='reset'"
+                    "study's series must have one kind. Let collect= return the same kind in all runs, and begin anew "
+                    "by on_existing='reset'"
                 )
 
     def finish(self, runs: Sequence[StoredRun]) -> None:

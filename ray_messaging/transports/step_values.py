@@ -385,8 +385,8 @@ def box_in_words(box: str) -> str:
 def overtaken(group: str, attempt: int) -> Fenced:
     """Build the error for a driver whose group a later driver has taken over."""
     return Fenced(
-        f"this task no longer takes group {group!r} through its steps, because a later task does so, or the group was "
-        "given up: end this task. Nothing of its open step is committed",
+        f"this task can no longer run the steps of group {group!r}, because another task or process has taken them "
+        "over, or the group was given up: end this task. Nothing that it did in the open step is committed",
         name=group,
         epoch=attempt,
     )

@@ -126,7 +126,7 @@ async def test_a_handle_that_serves_no_more_is_named_and_the_next_one_goes_on_at
         with pytest.raises(ValueError, match="no model"):
             await service
     later = await told(west.aio.ask(1, 11, {"n": 2}, timeout=LONG_S))
-    assert "nobody serves 'east': its service has ended (ValueError: no model)" in str(later)
+    assert "`serve` of 'east' has ended (ValueError: no model)" in str(later)
     [finding] = [each for each in messaging.health().of("mailbox 'east'") if each.level == "critical"]
     assert "`serve` has ended (ValueError: no model), so 2 messages wait" in finding.value
     seen = asyncio.Queue()

@@ -89,5 +89,5 @@ def test_a_run_is_read_forked_and_continued_from_a_store(tmp_path):
     assert found["facts of the twin"] == found["facts"]
     assert {step: found["resumed"][step] for step in found["town"]} == found["town"]
     assert found["facts at the end"][1:] == [delivered + 2 * 14, 80, 80, None]
-    assert "has the steps of 'town' up to 7, but its server has no steps" in found["refused"]
+    assert "has the steps of 'town' up to 7, but the server of this start has none of them" in found["refused"]
     assert "Messaging.fork(" in found["refused"]

@@ -30,7 +30,7 @@ def messaging(ray_cluster):
         ({"placement": {"west": 1}}, "placement= has 1 for group 'west'"),
         (
             {"placement": {"west": "moon"}},
-            "has 'moon' for group 'west', which names no node of the cluster: .*\\w+ \\(",
+            "has 'moon' for group 'west', which names no node of the cluster.* The nodes are: .*\\w+ \\(",
         ),
         ({"actor_options": {"num_cpu": 1}}, "for group 'west', which Ray does not accept: .*num_cpu"),
         ({"actor_options": {"east": {"num_cpu": 1}}}, "for group 'east', which Ray does not accept: .*num_cpu"),

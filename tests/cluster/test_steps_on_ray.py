@@ -48,7 +48,9 @@ def test_tasks_give_the_states_and_digests_of_one_loop(messaging, groups):
     with pytest.raises(ConfigError, match="steps="):
         Messaging.start("other", steps=7)
     assert groups["group0"].state is None
-    with pytest.raises(UnknownName, match=r"step 0 is not committed by all groups yet; the last such step is: none"):
+    with pytest.raises(
+        UnknownName, match=r"step 0 is not committed by all groups yet; the last step that all have committed is: none"
+    ):
         messaging.steps.digest(0)
     found = ray.get([live.remote(group) for group in groups.values()], timeout=300)
     states, wanted = sequential()

@@ -165,11 +165,11 @@ async def test_where_a_service_has_ended_all_who_ask_are_told(pair, serve, messa
     async with asyncio.timeout(WAIT_S):
         told = await asyncio.gather(*asking, return_exceptions=True)
         await many.wait()
-        with pytest.raises(NoAnswer, match="nobody serves 'east': its service has ended"):
+        with pytest.raises(NoAnswer, match="because `serve` of 'east' has ended"):
             await west.ask(2, 11, {"n": 0}, timeout=LONG_S)  # also later
     told += [many.errors[row] for row in many.failed]
     assert (len(told), sum(isinstance(error, AnswerFailed) for error in told)) == (6, 1)
-    assert sum("its service has ended (ValueError: no model)" in str(error) for error in told) == 5
+    assert sum("`serve` of 'east' has ended (ValueError: no model)" in str(error) for error in told) == 5
     again = await messagers(name="east", host=[11, 12])
     serve(again, picky)  # it answers as if nothing had been
     assert (await west.ask(1, 11, {"n": 2}, timeout=WAIT_S)).payload == {"n": 2}

@@ -236,7 +236,7 @@ async def test_a_group_has_one_driver(drive):
     assert (caught.value.kind, caught.value.value, caught.value.owner) == ("driver", "all", "task 1")
     again = await drive("task 1")  # as Ray runs a task again
     assert (await anext(again)).number == step.number
-    with pytest.raises(Fenced, match="because a later task does so"):
+    with pytest.raises(Fenced, match="another task or process has taken them over"):
         await anext(steps)
 
 
@@ -248,7 +248,7 @@ async def test_of_two_loops_the_later_one_has_the_group(group, messagers, proces
     async for step in successor.steps(until=3):
         assert heard(step) == [(1, 2, 1)] * (step.number == 1)
         if not step.number:
-            with pytest.raises(StepAborted, match="another driver"):
+            with pytest.raises(StepAborted, match="taken over by another task"):
                 await anext(steps)
             if successor is not group:
                 with pytest.raises(Fenced, match="end this"):

@@ -211,7 +211,7 @@ def test_a_form_may_have_fields_with_the_names_of_keywords():
         ({"base_url": "host/v1"}, "write http"),
         ({"api_key": "a b"}, "str without blanks"),
         ({"timeout": 0}, "timeout=0 must be above 0"),
-        ({"concurrency": 0}, "concurrency=0 at least 1"),
+        ({"concurrency": 0}, "concurrency=0 must be at least 1"),
     ],
 )
 def test_settings_that_cannot_work_are_named(given, text):

@@ -76,7 +76,7 @@ class InterceptorHost:
         reset = spec.on_existing == "reset"
         stores = backend_of(redis).stores(spec.exp_id, spec.settings, run=spec.run, reset=reset)
         self.transport, self._server, self._dead_letters = stores.transport, stores.experiment, stores.dead_letters
-        self.transport.called_by("the interceptor")
+        self.transport.called_by("the interceptor, the actor with the rules,")
         seat_timeout_s = None if spec.steps is None else spec.steps.seat_timeout_s
         self._seats = SeatDesk(self._server.seats, self._server.keep_seat, spec.settings.payload_bytes, seat_timeout_s)
         self.lane_address = LaneAddress("", 0, "")

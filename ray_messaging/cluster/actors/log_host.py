@@ -133,11 +133,10 @@ class LogHost:
         if logged >= 0:
             where, exp_id = self._folder.where, self._experiment.exp_id
             raise ConfigError(
-                f"the log in {where} has the steps of {exp_id!r} up to {logged}, but its server has no steps, so the "
-                "run would begin at step 0 again in the same log. Start with the data_dir=, or the server of your "
-                "own, that the run had; or go on after its last checkpoint in a new experiment with another log_dir, "
-                "by "
-                f"Messaging.fork({where!r}, ...); or delete the log by on_existing='reset'"
+                f"the log in {where} has the steps of {exp_id!r} up to {logged}, but the server of this start has none "
+                "of them, so the run would begin at step 0 again in the same log. Pass the data_dir= or redis= with "
+                "which the run was started before; or go on after its last checkpoint in a new experiment with another "
+                f"log_dir, by Messaging.fork({where!r}, ...); or delete the log by on_existing='reset'"
             )
 
     def _claim_folder(self, before: str, *, lacks_steps: bool) -> None:
@@ -167,8 +166,8 @@ class LogHost:
             folder_records.note_missing(
                 self._folder,
                 run,
-                f"the run that began at {record.starts[-1].began} was killed, and its server's data are gone: the "
-                "rows of its last messages are missing",
+                f"the run that began at {record.starts[-1].began} was killed, and its server's data are gone, so "
+                "the rows of its last messages are missing",
             )
         if reset:
             self._folder.erase()

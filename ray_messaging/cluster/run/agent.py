@@ -670,7 +670,9 @@ class AgentLoop:
     def _load(self, step: Step) -> None:
         if self.last_step is not None and not self._stores_states:
             raise step_failed(
-                RuntimeError("it cannot run again, because this run does not store its states: begin the run anew"),
+                RuntimeError(
+                    "the group cannot run a step again, because this run does not store its states: begin the run anew"
+                ),
                 "the run",
                 self.group,
                 step.number,

@@ -78,10 +78,9 @@ def hearers_of(broadcasts: Batch, edges: Edges) -> Hearers:
             kept[row] = encode_kept(own, int(whole[row]))
     if int(pairs.sum()) != folded.pairs:
         raise FrameError(
-            "the event log has other files of an audience than the sender of a broadcast: the sender's files give "
-            f"{folded.pairs:,} pairs of sender and hearer, and the files here {int(pairs.sum()):,}. Restore the "
-            "sender's "
-            "files, or make the audience again by messaging.create_audience"
+            "the files of an audience differ between the event log and the sender of a broadcast: the sender's files "
+            f"give {folded.pairs:,} pairs of sender and hearer, and the files here {int(pairs.sum()):,}. Restore the "
+            "files as the sender has them, or make the audience again by messaging.create_audience"
         )
     return Hearers(folded.agents.hex(), pairs, kept)
 

@@ -219,7 +219,7 @@ class _LanePeer(FrameProtocol):
     def refuse(self, why: str) -> None:
         """End the connection. It counts as refused, unless the server is closing."""
         self._server.refused += why != "closing"
-        logger.debug("the verdict lane drops a connection: %s", why)
+        logger.debug("the verdict lane, the socket for senders, drops a connection: %s", why)
         super().refuse(why)
 
     def frame_received(self, frame: memoryview) -> None:

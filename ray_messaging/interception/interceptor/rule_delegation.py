@@ -111,8 +111,8 @@ class RuleDelegation:
             raise self._failure.with_traceback(None)
         if self._outdated:
             raise Closed(
-                "the interceptor was closed before senders had dropped the old rules: repeat the change at "
-                "its successor"
+                "the interceptor, which runs the rules, was closed before senders had dropped the old rules: make the "
+                "change again"
             )
 
     @property

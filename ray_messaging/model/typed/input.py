@@ -272,9 +272,16 @@ def _texts(array: NDArray[Any]) -> list[str]:
     for row, found in enumerate(texts):
         if found is None or (isinstance(found, float) and found != found) or type(found).__name__ in _MISSING:
             raise _no_value(row)
+    raise _no_texts(texts)
+
+
+def _no_texts(texts: list[Any]) -> InvalidColumns:
+    """Build the error for objects that are not all strs, from an array with one dimension."""
+    if (kind := _number_type(texts)) is not None:
+        return InvalidColumns(f"an array of dtype object cannot be sent: convert it, by array.astype({kind!r})", row=0)
     if {*map(type, texts)} == {int}:
         row = next((row for row, found in enumerate(texts) if not -(2**63) <= found < 2**63), 0)
-        raise InvalidColumns(
+        return InvalidColumns(
             f"row {row} has {short_repr(texts[row])}, and neither int64 nor uint64 can hold all numbers of the column: "
             "send strs",
             row=row,
@@ -284,13 +291,32 @@ def _texts(array: NDArray[Any]) -> list[str]:
             raise _lacks_number(row)
         forms = [(len(found), _kinds(found)) for found in texts]
         row = next((row for row, form in enumerate(forms) if len(form[1]) > 1 or form != forms[0]), 0)
-        raise _unlike_vectors(row, texts)
+        return _unlike_vectors(row, texts)
+    if all(isinstance(found, np.ndarray) for found in texts):
+        masked = next((row for row, found in enumerate(texts) if np.ma.is_masked(found)), None)
+        if masked is not None:
+            return InvalidColumns(f"row {masked} has {short_repr(texts[masked])}: fill the masked values", row=masked)
+        row = next((row for row, found in enumerate(texts) if _form(found) != _form(texts[0])), 0)
+        return _unlike_vectors(row, texts)
     row = next((row for row, found in enumerate(texts) if type(found) is not type(texts[0])), 0)
-    found, before = texts[row], f" and row 0 has {short_repr(texts[0])}" if row else ""
+    found, first = texts[row], short_repr(texts[0])
+    why = f" and row 0 has {first}: use one type," if row else ", which cannot be sent: use"
     dates = _DATES if isinstance(found, date | time | timedelta) else ""
-    raise InvalidColumns(
-        f"row {row} has {short_repr(found)} ({type(found).__name__}){before}: use one type, {_TYPES}{dates}", row=row
-    )
+    return InvalidColumns(f"row {row} has {short_repr(found)} ({type(found).__name__}){why} {_TYPES}{dates}", row=row)
+
+
+def _form(vector: NDArray[Any]) -> tuple[Any, ...]:
+    return vector.shape, vector.dtype
+
+
+def _number_type(objects: list[Any]) -> str | None:
+    """Return the dtype of numbers or bools that are all of one type, or None if no dtype of a column can hold them."""
+    kinds = {*map(type, objects)}
+    if len(kinds) != 1 or not issubclass(kind := kinds.pop(), bool | int | float | np.bool_ | np.number):
+        return None
+    found = np.array(objects).dtype
+    whole = issubclass(kind, int | np.integer) and kind is not bool
+    return found.name if found.name in NUMBERS and (found.kind in "iu" or not whole) else None
 
 
 def _no_value(row: int) -> InvalidColumns:

@@ -42,7 +42,7 @@ _COUNTERS = {
         "find the program that writes to this experiment's keys: `ray-messaging deadletters list` shows the entries",
     ),
     "ingress_dropped": (
-        "{:,} messages that clients without ray_messaging published were dropped, because the inbox was full",
+        "{:,} messages that plain Redis clients published were dropped, because the inbox was full",
         "fetch more often, or raise MessagingConfig.inbox_messages",
     ),
     "server_behind": (
@@ -186,7 +186,7 @@ def _counters(actor: str, report: Report) -> Iterator[Finding]:
         yield _kept(actor, dict(stats["kept"]))
     if "lane_connections" in stats:
         yield usage_of_limit(
-            f"{actor}: lane connections",
+            f"{actor}: connections of senders",
             stats["lane_connections"],
             CONNECTIONS,
             "{:,}".format,

@@ -374,7 +374,7 @@ class RedisLink:
         if isinstance(error, (*_PASSING, RedisError)):
             # In steps TLS is not the cause, because the group has reached the server with the same TLS settings before.
             tls = tls_trouble(error, self.config) if self.outage is None else None
-            why = tls or f"{str(error) or 'no answer in time'}; {self._look_at()}"
+            why = tls or f"{str(error).rstrip('.') or 'no answer in time'}; {self._look_at()}"
             return ConnectionFailed(f"cannot reach the server at {self.where}{self._from(last=last)}: {why}", **facts)
         return error if isinstance(error, Exception) else RuntimeError(str(error))
 

@@ -103,7 +103,9 @@ async def test_rows_whose_server_lost_them_are_noted_when_the_run_goes_on(killed
     server.stop()
     for path in sorted((log_dir.parent / "log-server").rglob("*"), reverse=True):
         path.rmdir() if path.is_dir() else path.unlink()
-    with pytest.raises(LogError, match=r"cannot be completed on this machine: .*log-server has no data of the run"):
+    with pytest.raises(
+        LogError, match=r"cannot be completed on this machine: .*are missing in .*log-server: put them back"
+    ):
         finish(str(log_dir))
     refused = host_of(valkey_config, log_dir, "two", "error")
     with pytest.raises(AlreadyExists, match="the log of a run that has no end"):

@@ -104,7 +104,8 @@ async def test_a_log_with_steps_does_not_go_on_with_a_server_that_has_none(exp_i
     folder.write(1, table_of_batches(batch_of(5)), of_steps)
     host = host_of(valkey_config, folder.where, on_existing="resume", exp_id=exp_id, steps=Steps())
     with pytest.raises(
-        ConfigError, match=r"steps of '.*' up to 7, but its server has no steps.*data_dir=.*Messaging.fork"
+        ConfigError,
+        match=r"steps of '.*' up to 7, but the server of this start has none of them.*data_dir=.*Messaging.fork",
     ):
         await host.start()
     await host.abandon()

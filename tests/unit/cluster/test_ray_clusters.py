@@ -47,7 +47,7 @@ def test_none_is_joined_where_no_cluster_has_the_experiment(joined):
     first = r"10.0.0.1:1 \(its experiments cannot be read: wrong token\)"
     seen = rf"{first}, 10.0.0.1:2 \(there are: town\), 10.0.0.1:3 \(none runs there\)"
     for find in (clusters.join_ray, Messaging.connect):
-        with pytest.raises(UnknownName, match=f"no experiment 'nowhere' runs in the Ray clusters at {seen}"):
+        with pytest.raises(UnknownName, match=f"no experiment 'nowhere' was found in the Ray clusters at {seen}"):
             find("nowhere")
     assert joined == ["token"] * 2
 

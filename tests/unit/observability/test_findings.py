@@ -218,7 +218,12 @@ def actor(name="group 'west'", *, report=True, **changes):
         ),
         (actor(stats={"unreadable": 2}), "warning", "group 'west': unreadable", "deadletters list"),
         (actor(stats={"ingress_dropped": 2}), "warning", "group 'west': ingress_dropped", "fetch more"),
-        (actor(stats={"lane_connections": 9_700}), "critical", "group 'west': lane connections", "fewer messagers"),
+        (
+            actor(stats={"lane_connections": 9_700}),
+            "critical",
+            "group 'west': connections of senders",
+            "fewer messagers",
+        ),
         (actor(stats={"lane_refused": 3}), "warning", "group 'west': lane_refused", "only machines of the cluster"),
         (actor("interceptor", stats={"server_behind": 1}), "warning", "interceptor: server_behind", "replica"),
         (actor("log", stats={"lag_s": 90.0}), "warning", "log: lag", "disk"),

@@ -216,7 +216,7 @@ def test_csv_named_fields_and_awkward_text(write):
             "not a valid CSV row (unexpected end of data)",
         ),
         ('from,to,time,text\n1,2,3,"a"b\n', 2, "not a valid CSV row"),
-        ("from,to,time\n1,2," + "9" * 140_000, 2, "needs JSON lines"),
+        ("from,to,time\n1,2," + "9" * 140_000, 2, "as JSON lines"),
         ("from,to,time\n1,2,\n", 2, "time '' is neither"),
         (
             "\n6,2,4,1289241911\n",

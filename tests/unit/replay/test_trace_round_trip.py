@@ -97,7 +97,5 @@ def test_an_export_of_the_log_can_be_replayed(tmp_path, name):
 def test_a_message_of_the_user_in_an_export_is_named(tmp_path):
     write_folder(tmp_path / "log", [[row(0), row(1, None, 1)]])
     EventLog.open(tmp_path / "log").export(tmp_path / "town.jsonl")
-    with pytest.raises(
-        TraceError, match=r"town.jsonl:2: the sender is empty.*of our own log, null as the sender means the user"
-    ):
+    with pytest.raises(TraceError, match=r"town.jsonl:2: the sender is empty.*messages of the user have no sender"):
         read_trace(tmp_path / "town.jsonl")

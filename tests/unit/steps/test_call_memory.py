@@ -120,7 +120,7 @@ async def test_a_later_attempt_asks_attempts_and_an_earlier_run_once_and_the_fir
 
 @pytest.mark.parametrize(
     ("answer", "text"),
-    [(False, "a later process runs the group"), (ConnectionFailed("no server", host="h", port=1), "no server")],
+    [(False, "another process runs this group now"), (ConnectionFailed("no server", host="h", port=1), "no server")],
 )
 async def test_a_result_that_cannot_be_kept_aborts_the_step(store, answer, text):
     store.answer = answer

@@ -132,7 +132,7 @@ def test_a_run_whose_budget_was_spent_goes_on_with_another(tmp_path):
 def test_a_log_without_the_data_of_its_server_says_how_to_go_on(tmp_path):
     resumed(tmp_path / "log", checkpoint=4)
     (tmp_path / "log-server").rename(tmp_path / "elsewhere")
-    with pytest.raises(ConfigError, match=r"its server has no steps.*Messaging.fork"):
+    with pytest.raises(ConfigError, match=r"the server of this start has none of them.*Messaging.fork"):
         resumed(tmp_path / "log", on_existing="resume")
     for name in ("log", "log-server"):
         shutil.rmtree(tmp_path / name)

@@ -246,7 +246,7 @@ async def test_an_attempt_with_a_successor_is_aborted_although_its_model_catches
         except StepAborted:
             me.state["answer"] = "made up"
 
-    with pytest.raises(StepAborted, match="a later process runs the group"):
+    with pytest.raises(StepAborted, match="another process runs this group now"):
         await AgentLoop("east", person).run(step, memory)
 
 
