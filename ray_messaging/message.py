@@ -52,7 +52,7 @@ class Message(msgspec.Struct, eq=False, gc=False):
 
     @property
     def subtopic(self) -> str | None:
-        """Return the last part of an agent's channel, or None for other channels."""
+        """Return the last part of the message's channel if this is a channel of an agent, otherwise None."""
         topic = self._batch.topic_of(self._row)
         return None if topic[0] == ":" else topic
 

@@ -382,7 +382,7 @@ def _checked(given: Mapping[str, Any], question: SeatQuestion) -> Written:
     try:
         to = tuple(dict.fromkeys(map(check_id, given_to)))
     except InvalidAddress as error:
-        raise ConfigError(f"This is no recipient: {error}") from error
+        raise ConfigError(f"The message cannot be sent to this recipient: {error}") from error
     known = {*question.to, *(each.from_id for each in question.heard)}
     if question.to and (strangers := [each for each in to if each not in known]):
         raise ConfigError(f"You cannot write to agent {strangers[0]!r}: choose a recipient that the page shows.")

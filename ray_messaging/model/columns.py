@@ -252,7 +252,8 @@ def _dict_of(payload: object) -> dict[str, Any]:
                 strictly(value)
             except (TypeError, ValueError, RecursionError) as error:
                 raise InvalidPayload(
-                    f"the {name} of this Msg cannot become JSON: {error}; use dicts, lists, str, numbers, bool and None"
+                    f"the {name} of this Msg cannot become JSON: {error}; use dicts, lists, str, finite numbers, bool "
+                    "and None"
                 ) from error
     return fields
 

@@ -188,8 +188,8 @@ def _cells(content: str) -> list[str]:
                 raise RowError("it has an empty cell between tabs: give the file the extension .tsv, or fill the cell")
             if len(words) > 1 and not all(map(_NUMBER.fullmatch, words)):
                 raise RowError(
-                    f"{cut(cell.strip())!r} between tabs may be one cell or several: give the file the extension .tsv, "
-                    "or write spaces for all tabs"
+                    f"{cut(cell.strip())!r} between tabs may be one cell or several. If it is one, give the file the "
+                    "extension .tsv. If it is several, replace all tabs by spaces"
                 )
     return _unquoted(content.split())
 

@@ -69,8 +69,8 @@ def shared_steps_of(template: RunTemplate, design: Sequence[PlannedRun], step: A
         wanted = [wanted_by(function, positional) for function, positional in later.values()]
         if not any(each.any_name or {name, ROW} & each.names for each in wanted):
             raise ConfigError(
-                f"the parameter {name!r} in before= cannot vary from step {step} on, because only start=, agents= or "
-                "groups= take it, and they are used only at the beginning of a run"
+                f"the parameter {name!r} in before= cannot change at step {step}, because only start=, agents= or "
+                "groups= take it, and they are used only at the beginning of a run: leave it out of before="
             )
         row[name] = parameter_value(value, f"before= has {name}=")
     if (budget := getattr(template.options["calls"], "budget", None)) is not None:

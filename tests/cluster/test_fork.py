@@ -284,7 +284,10 @@ def test_a_message_from_outside_that_moves_nobody_is_no_difference(numbers, tmp_
 def test_a_state_that_a_group_cannot_have_is_refused(numbers, tmp_path):
     folder, run = numbers
     fork = Messaging.fork(folder, "numbers-half", at_step=2, log_dir=tmp_path / "fork", states={0: {"number": 0.5}})
-    with fork as messaging, pytest.raises(StepFailed, match=r"\['number'\] is int64, which cannot hold 0.5 exactly"):
+    with (
+        fork as messaging,
+        pytest.raises(StepFailed, match=r"\['number'\] has the dtype int64, which cannot hold the float 0.5 exactly"),
+    ):
         run(messaging)
 
 

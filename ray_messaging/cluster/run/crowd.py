@@ -167,8 +167,8 @@ class CrowdSociety:
                     same = False
                 if not same or (array.dtype.kind != given.dtype.kind and array[place].tolist() != given.tolist()):
                     raise TypeError(
-                        f"group.state[{name!r}] is {array.dtype}, which cannot hold {value!r} exactly: give this "
-                        "array another dtype in start="
+                        f"group.state[{name!r}] has the dtype {array.dtype}, which cannot hold the "
+                        f"{type(value).__name__} {value!r} exactly: give this array another dtype in start="
                     )
 
     @property

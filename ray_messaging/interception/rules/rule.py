@@ -149,7 +149,7 @@ class Rule:
 
     @property
     def counts_blocked(self) -> bool:
-        """Return whether this rule's verdicts depend on how many messages of a sender any rule has blocked before."""
+        """Return whether verdicts depend on how many of the sender's earlier messages were blocked, by any rule."""
         return False
 
     def room(self, senders: Sequence[AgentId | None]) -> Sequence[int]:

@@ -56,12 +56,12 @@ def test_cells_of_a_tsv_end_at_tabs(write, name):
         (
             "agent 7\t9",
             "It has 2 columns instead of 3: correct the line.",
-            "'agent 7' between tabs may be one cell or several",
+            "'agent 7' between tabs may be one cell or several. If it is one",
         ),
         (
             "ann lee\tbob\t3",
             None,
-            "'ann lee' between tabs may be one cell or several: give the file the extension .tsv",
+            "'ann lee' between tabs may be one cell or several. If it is one, give the file the extension .tsv",
         ),
         ('"ann"\t2\t3', '"ann" has quotes: drop them', '"ann" has quotes: drop them'),
     ],

@@ -296,9 +296,7 @@ def test_bad_input_is_told_before_a_run(tmp_path, changed, text):
 
 def test_what_only_the_first_step_takes_cannot_vary_later(tmp_path):
     given = {"agents": lambda count: count, "graph": None, "vary_from": FROM, "before": {"count": 3}, "outcomes": None}
-    with pytest.raises(
-        ConfigError, match="'count' in before= cannot vary from step 5 on, because only start=, agents="
-    ):
+    with pytest.raises(ConfigError, match="'count' in before= cannot change at step 5, because only start=, agents="):
         sweep(tmp_path / "a", lambda me, inbox: None, {"count": [3, 4]}, **given)
 
 

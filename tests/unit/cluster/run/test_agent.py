@@ -358,10 +358,10 @@ async def test_a_state_set_from_outside_is_each_agents_own():
 @pytest.mark.parametrize(
     ("array", "value", "text"),
     [
-        (np.zeros(5, np.uint64), -1, "uint64, which cannot hold -1 exactly"),
-        (np.zeros(5, np.int64), 2**64 - 1, "int64, which cannot hold 18446744073709551615 exactly"),
+        (np.zeros(5, np.uint64), -1, "uint64, which cannot hold the int -1 exactly"),
+        (np.zeros(5, np.int64), 2**64 - 1, "int64, which cannot hold the int 18446744073709551615 exactly"),
         (np.zeros(5, np.int64), np.datetime64("2020-01-01"), "cannot hold"),
-        (np.zeros(5, np.bool_), "True", "cannot hold 'True' exactly"),
+        (np.zeros(5, np.bool_), "True", "cannot hold the str 'True' exactly"),
         (
             np.zeros(9, np.int64),
             7,
