@@ -125,7 +125,7 @@ async def test_messages_of_another_messager_cannot_be_acknowledged(pair, message
     other = await messagers(name="other", host=[2])
     await sender.send_message(sender.get_agent_chat_channel(2), {"n": 2})
     [foreign] = await fetch_all(other, 1)
-    with pytest.raises(ConfigError, match="from 'other'"):
+    with pytest.raises(ConfigError, match="'other' has fetched it"):
         await receiver.ack(foreign)
     for nonsense in (7, "x", [7], [None]):
         with pytest.raises(ConfigError, match="pass a Message"):
