@@ -176,6 +176,19 @@ def test_groups_and_the_user_broadcast(logged, name):
             group.broadcast(sender, audience, {"n": 6})
 
 
+def test_the_user_broadcasts_to_an_audience(logged, name):
+    messaging, west, east = logged
+    plaza = messaging.create_audience(name, members=[1, 12])
+    for audience in (plaza, name):
+        assert messaging.broadcast(audience, {"n": 1}).counts()["delivered"] == 2
+    plaza.add([15])
+    assert messaging.broadcast(plaza, {"n": 2}).counts()["delivered"] == 3
+    heard = [(m.from_id, m.to_id, m.payload["n"]) for m in east.fetch_messages(timeout=60, complete=True)]
+    assert heard == [(None, 12, 1), (None, 12, 1), (None, 12, 2), (None, 15, 2)]
+    assert [m.to_id for m in west.fetch_messages(timeout=60, complete=True)] == [1, 1, 1]
+    assert len(messaging.broadcast(messaging.create_audience(f"{name}-graph", graph=GRAPH), {"n": 3})) == 0
+
+
 def test_positions_make_pairs_and_move(logged, name):
     messaging, _, _ = logged
     street = messaging.create_audience(name, positions=[[0, 0], [1, 0], [9, 9]], radius=2, ids=[1, 2, 15])

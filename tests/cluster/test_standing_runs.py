@@ -169,10 +169,15 @@ def test_a_run_goes_on_after_ctrl_c_and_behind_a_model_that_fails(start_steps):
     messaging = start_steps()
     with messaging.start_run(counted, agents=AGENTS, groups=2) as standing:
         threading.Timer(1.0, signal.raise_signal, [signal.SIGINT]).start()
-        reached = standing.advance(10_000)
-        assert 0 < reached < 10_000
+        with pytest.raises(KeyboardInterrupt):
+            standing.advance(10_000)
+        assert 0 < (reached := standing.step) < 10_000
         assert len(standing.states()) == AGENTS
         assert standing.advance(2) == reached + 2
+        threading.Timer(1.0, signal.raise_signal, [signal.SIGINT]).start()
+        with pytest.raises(KeyboardInterrupt):
+            [*iter(standing.advance, 10_000)]  # a loop over single steps ends, too
+        reached = standing.advance() - 2
 
     def failing(me, inbox):
         if me.step == me.shared:

@@ -7,6 +7,7 @@ from contextlib import AsyncExitStack, aclosing
 from itertools import count
 from random import Random
 
+import numpy as np
 import pytest
 from support.contracts import until
 from support.interceptors import failures_of, interceptor_with
@@ -459,6 +460,7 @@ NONSENSE = {
     "a verdict that is none": rules.StepVerdicts({0: True}),
     "a message for no agent": rules.StepVerdicts({}, [rules.Added(1.5, {})]),
     "a message in the past": rules.StepVerdicts({}, [rules.Added(1, {}, deliver_at=0)]),
+    "a message for a step that is a bool": rules.StepVerdicts({}, [rules.Added(1, {}, deliver_at=True)]),
     "a payload that is no JSON": rules.StepVerdicts({}, [rules.Added(1, {"x": object()})]),
 }
 
@@ -469,6 +471,12 @@ async def test_a_rule_that_fails_blocks_the_step(society, answer):
     assert not any(society.heard.values())
     assert await society.fates(2) == {"blocked": 2 * 4 * AGENTS}
     assert failures_of(society.interceptor, "fails") == 2 * 4 * AGENTS
+
+
+async def test_a_rule_may_add_a_message_for_a_step_that_numpy_has_counted(society):
+    added = rules.Added(1, {"word": "news"}, from_id="warden", deliver_at=np.int64(3))
+    await society.run(await society.begin(Fails(rules.StepVerdicts({}, [added]))), until=4)
+    assert [entry for entry in society.heard[3, 1] if entry[0] == "warden"] == [("warden", "news", ())] * 3
 
 
 async def test_a_rule_that_may_fail_lets_the_step_pass(society):

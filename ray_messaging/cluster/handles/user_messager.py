@@ -4,6 +4,7 @@ from collections.abc import Coroutine
 from functools import partial
 from typing import Any, TypeVar
 
+from ray_messaging.cluster.audience_files import AudienceFiles
 from ray_messaging.cluster.handles.connection import ExperimentConnection
 from ray_messaging.cluster.handles.own_loop import SharedLoop
 from ray_messaging.common.process_tuning import relax_collector
@@ -30,6 +31,7 @@ class UserMessager:
             connection.interceptor,
             settings=experiment.settings,
             tracing=experiment.tracing,
+            audiences=AudienceFiles(experiment, connection.interceptor),
         )
         try:
             self.run(self.messager.init())

@@ -310,16 +310,21 @@ class Run(AbstractContextManager["Run"]):
         return f"Run(step {self.step}, {len(self._actors):,} groups{'' if self._open else ', closed'})"
 
     def advance(self, n: int = 1, *, progress: bool = False) -> int:
-        """Run n more steps; return the number of the next step to run. After Ctrl-C no further step begins.
+        """Run n more steps; return the number of the next step to run.
+
+        After Ctrl-C no further step begins, and KeyboardInterrupt is raised when the open step has ended. The run can
+        go on after that.
 
         Raises: the same errors as `messaging.run`, such as StepFailed, each of which also closes this run; Closed if
         this run was closed before; BudgetSpent if no step ran because the budget of `Calls(budget=)` is spent.
         """
         before = self.step
         self._go_on(self.step + step_count("advance", n, 1), progress=progress, with_states=False, stands=True)
-        # Without this error, a loop that advances up to a certain step would never end.
+        # Without these errors, a loop that advances up to a certain step would never end, or would ignore Ctrl-C.
         if self._spent and self.step == before:
             raise BudgetSpent(self._spent_text())
+        if self._ended_early and not self._spent:
+            raise KeyboardInterrupt
         return self.step
 
     def states(self) -> dict[AgentId, dict[str, Any]]:
