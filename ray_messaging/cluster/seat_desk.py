@@ -38,14 +38,14 @@ class HeardMessage(msgspec.Struct, frozen=True):
 class SeatQuestion(msgspec.Struct, frozen=True):
     """What a person has heard in a step. `more` is the number of older messages that were left out.
 
-    `to` has the agents to which the person may write; empty: to all agents.
+    `to` has the agents to which the person may write, beside those that the person has heard (None: to all agents).
     """
 
     agent: AgentId
     step: int
     heard: tuple[HeardMessage, ...]
     more: int = 0
-    to: tuple[AgentId, ...] = ()
+    to: tuple[AgentId, ...] | None = None
 
 
 class Written(msgspec.Struct, frozen=True):
@@ -383,7 +383,7 @@ def _checked(given: Mapping[str, Any], question: SeatQuestion) -> Written:
         to = tuple(dict.fromkeys(map(check_id, given_to)))
     except InvalidAddress as error:
         raise ConfigError(f"The message cannot be sent to this recipient: {error}") from error
-    known = {*question.to, *(each.from_id for each in question.heard)}
-    if question.to and (strangers := [each for each in to if each not in known]):
+    known = {*(question.to or ()), *(each.from_id for each in question.heard)}
+    if question.to is not None and (strangers := [each for each in to if each not in known]):
         raise ConfigError(f"You cannot write to agent {strangers[0]!r}: choose a recipient that the page shows.")
     return Written(to, text)

@@ -22,6 +22,7 @@ from types import MethodType as Method
 from typing import Any, Final, ParamSpec, TypeVar
 
 import msgspec
+from pydantic_core import PydanticUndefined
 
 from ray_messaging.common.texts import short_repr
 from ray_messaging.errors import ConfigError, InvalidPayload
@@ -273,12 +274,28 @@ class _Teller:
         if issubclass(kind, Enum):
             told += [[each.name, self.told(each.value, place)] for each in kind]
         elif callable(schema := getattr(kind, "model_json_schema", None)):  # a pydantic model
-            told.append(msgspec.json.encode(schema(), order="deterministic"))
+            told += [msgspec.json.encode(schema(), order="deterministic"), *self._beside_schema(kind, place)]
             parts |= {name: part.wrapped for name, part in parts.items() if hasattr(part, "decorator_info")}
         else:
+            told += [self._default(each, place) for each in getattr(kind, "__struct_defaults__", ())]  # of msgspec
             return ["class", kind.__qualname__, told, self._members_of(kind, parts)]
         parts = {name: part for name, part in parts.items() if isinstance(part, _CODE)}
         return ["class", kind.__qualname__, told, self._members_of(kind, parts)]
+
+    def _beside_schema(self, kind: Any, place: str) -> Iterator[list[Any]]:  # noqa: ANN401 - a pydantic model
+        """Yield what a pydantic model has, but its JSON schema has not: class variables, and functions of fields."""
+        for name in sorted(kind.__class_vars__ & vars(kind).keys()):
+            yield [name, self.told(vars(kind)[name], f"the function's '{kind.__qualname__}.{name}'")]
+        for name, part in sorted(kind.__private_attributes__.items()):
+            yield [name, self._default(part.default, place), self.told(part.default_factory, place)]
+        for name, part in sorted(kind.model_fields.items()):
+            functions = part.default_factory, *(getattr(each, "func", None) for each in part.metadata)
+            yield from ([name, self.told(each, place)] for each in functions if each is not None)
+
+    def _default(self, value: Any, place: str) -> Any:  # noqa: ANN401 - a default value, or a sign that there is none
+        if value is msgspec.NODEFAULT or value is PydanticUndefined:
+            return ["no default"]
+        return self.told(getattr(value, "factory", value), place)
 
     def _members_of(self, kind: Any, parts: Mapping[str, Any]) -> list[Any]:  # noqa: ANN401 - a class
         return [
@@ -341,6 +358,8 @@ class _Teller:
                 0
             ] != "builtins":
                 return ["client", told, str(url)]
+            if kind.__module__ == "dataclasses":  # a sign, such as the one that a field has a default_factory
+                return told
             raise _untold(place, value)
         slots = [
             (name, part.__get__(value))

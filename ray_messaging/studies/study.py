@@ -213,9 +213,9 @@ class Study:
         if not self._record.get("options", {}).get("logs"):
             raise ConfigError(f"the study in {self.folder!r} has no logs: make a study with batch_run(..., logs=True)")
         plain = {name: plain_value(value) for name, value in row.items()}
-        for run in self._runs:
-            if run.row == plain and run.replicate == replicate:
-                return self._log_of(run)
+        equal = [run for run in self._runs if run.row == plain and run.replicate == replicate]
+        if equal:  # several rows may be equal to `row`, as those with 1 and True are: the one with the same types
+            return self._log_of(min(equal, key=lambda run: _row_key(run.row) != _row_key(plain)))
         raise ConfigError(
             f"the study has no run with {plain} and replicate {replicate}: study.to_pandas() lists all runs"
         )

@@ -532,12 +532,13 @@ class AgentLoop:
         self.call_counts[UNUSED] += len(unused)
         return [*unused, *(record for _, failed in found for record in failed)]
 
-    def seat_people(self, seats: frozenset[AgentId], ask: AskSeat, tell: TellSeat) -> None:
+    def seat_people(self, seats: frozenset[AgentId], ask: AskSeat, tell: TellSeat, *, has_graph: bool) -> None:
         """Let people act for the agents in `seats`.
 
-        Args: `ask` asks a person and returns the answer. `tell` shows a person a note.
+        Args: `ask` asks a person and returns the answer. `tell` shows a person a note. `has_graph` says whether the run
+        has a graph.
         """
-        self.seats, self._seated = seats, SeatedModel(self._model, seats, ask, tell)
+        self.seats, self._seated = seats, SeatedModel(self._model, seats, ask, tell, has_graph=has_graph)
 
     def calls_now(self) -> CallsNow:
         """Return the calls through `me.remember` that are under way, also those of agents that run ahead of time.

@@ -264,7 +264,10 @@ class Run(AbstractContextManager["Run"]):
         seats = seats_of(messaging, parent, options, plans)
         shared_ref = sent("shared", shared, put)
         name = secrets.token_hex(8)
-        given = RunInputs(model_ref, options_ref, shared_ref, plan_refs, parent, change, seats, ahead, name)
+        given = RunInputs(
+            model_ref, options_ref, shared_ref, plan_refs, parent, change, seats, ahead, name,
+            has_graph=graph is not None,
+        )  # fmt: skip
         # The reference is in a list, because Ray would replace a plain reference by its value in each call.
         self._given = [sent("the run", (messaging, given), put)]
         self._actors = actors = kept.take({name: places.key(name) for name in plan_refs})

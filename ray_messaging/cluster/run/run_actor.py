@@ -86,7 +86,8 @@ class RunInputs(NamedTuple):
     results are used for equal calls through `me.remember` (None: there is no parent). `change` has new values for
     states, which are set before one of the steps. People act for the agents in `seats`. `ahead` is the most steps by
     which agents may run ahead of the current step. `run` is a name that no other run of the experiment has. Without
-    `stores_states`, the states after each step are not stored, because nobody needs them before the run ends.
+    `stores_states`, the states after each step are not stored, because nobody needs them before the run ends. With
+    `has_graph`, the run has a graph, so people may write only to neighbours and to agents that wrote to them.
     """
 
     model: Any
@@ -99,6 +100,7 @@ class RunInputs(NamedTuple):
     ahead: int = 0
     run: str = ""
     stores_states: bool = True
+    has_graph: bool = False
 
 
 class RunActor:
@@ -297,7 +299,8 @@ class RunActor:
             if isinstance(self._society, AgentLoop):
                 self._limit_calls(self._society, messaging, group)
                 if inputs.seats:
-                    self._society.seat_people(inputs.seats, *people_by(messaging.interceptor))
+                    people = people_by(messaging.interceptor)
+                    self._society.seat_people(inputs.seats, *people, has_graph=inputs.has_graph)
             await self._reopen(messaging, plan)
 
     async def _reopen(self, messaging: "Messaging", plan: GroupPlan) -> None:

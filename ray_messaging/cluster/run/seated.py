@@ -34,14 +34,18 @@ _encode_json = msgspec.json.Encoder(enc_hook=repr).encode
 class SeatedModel:
     """A model in which people act for the agents in `seats`. For all other agents the user's model is called.
 
-    Args: `ask` asks the person who acts for an agent, and returns the answer. `tell` shows this person a note.
+    Args: `ask` asks the person who acts for an agent, and returns the answer. `tell` shows this person a note. With
+    `has_graph`, a person may write only to neighbours, and to agents that have written to the person in the step.
     """
 
-    def __init__(self, model: "Model", seats: frozenset[AgentId], ask: AskSeat, tell: TellSeat) -> None:
+    def __init__(
+        self, model: "Model", seats: frozenset[AgentId], ask: AskSeat, tell: TellSeat, *, has_graph: bool
+    ) -> None:
         self._model = model
         self._seats = seats
         self._ask = ask
         self._tell = tell
+        self._has_graph = has_graph
 
     async def __call__(self, me: "Agent", inbox: "Messages") -> object:
         """Let a person act for the agent if it is one of `seats`; otherwise call the user's model."""
@@ -55,10 +59,11 @@ class SeatedModel:
         me.stay_active()  # a person may write without having heard anything
         messages = [*inbox]
         heard = [heard_of(message) for message in messages[-MOST_HEARD:]]
-        more, to = len(messages) - len(heard), me.neighbours[:_MOST_NAMED]
+        more = len(messages) - len(heard)
+        to = tuple(me.neighbours[:_MOST_NAMED]) if self._has_graph else None
 
         async def seat(heard: tuple[HeardMessage, ...]) -> Any:  # noqa: ANN401 - as `to_builtins` returns it
-            question = SeatQuestion(me.id, me.step, heard, more, tuple(to))
+            question = SeatQuestion(me.id, me.step, heard, more, to)
             return msgspec.to_builtins(await self._ask(question))
 
         seat.__qualname__ = "seat"  # the name of the call in the log

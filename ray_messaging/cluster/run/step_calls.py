@@ -5,7 +5,7 @@ import contextvars
 import inspect
 from collections import Counter
 from collections.abc import Awaitable, Callable, Container, Iterable, Iterator, Mapping
-from concurrent.futures import Executor
+from concurrent.futures import Executor, Future
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -297,6 +297,7 @@ class _Remembered(msgspec.Struct):
     meter: CallMeter | None = None  # counts the tokens that the call uses
     began: float = 0.0  # the value of `perf_counter` when the call began
     answered: bool = False  # whether the call itself, or the store, has given a result
+    thread: Future[Any] | None = None  # the last try of a plain function, which goes on if the call is cancelled
 
 
 class _Flight:
@@ -718,6 +719,7 @@ class RememberedCalls:
     async def _answer(self, call: _Remembered, function: Callable[[], Any]) -> KeptCall:
         tries, meter = 0, call.meter
         backoff: Backoff | None = None
+        assert call.meter is not None
         assert meter is not None
         gate = None if call.by_person else self.gate
         while True:
@@ -733,7 +735,7 @@ class RememberedCalls:
             began, tries, before, meter.used = perf_counter(), tries + 1, meter.used, None
             try:
                 with self.tracer.calling(call.asked.function, call.agent.id, meter):
-                    answer = await self._try(call.agent, function)
+                    answer = await self._try(call, function)
                     needed = self.settings.needs_usage
                     if not call.by_person and (needed or type(answer) is dict):
                         read_usage(meter, answer, call.asked.function if needed else None)
@@ -746,24 +748,40 @@ class RememberedCalls:
                 if meter.used is not None:
                     self._count(meter.used)
                 if gate is not None:
-                    gate.leave(meter.used)
-                meter.used = added(before, meter.used)
+                    self._leave(gate, call, meter)
+                call.meter.used = added(before, meter.used)
             self.counts[RETRIES] += 1
             backoff = backoff or Backoff(CALL_RETRY)
             await backoff.sleep()
+
+    def _leave(self, gate: CallGate, call: _Remembered, meter: CallMeter) -> None:
+        """Leave the gate after a try. If the call was cancelled, but its thread goes on, leave when the thread ends.
+
+        Until then the call is under way, and may still use tokens, which only `meter` counts: the call gets another.
+        """
+        if call.thread is None or call.thread.done():
+            gate.leave(meter.used)
+        else:
+            call.meter = CallMeter(self._price, self.memory.step)
+            call.thread.add_done_callback(partial(_leave_late, gate, meter))
 
     def _count(self, used: CallUsage) -> None:
         for name, more in ((INPUT, used.input), (CACHED, used.cached), (OUTPUT, used.output), (COST, used.cost)):
             if more:
                 self.counts[name] += more
 
-    async def _try(self, agent: "Agent", function: Callable[[], Any]) -> Any:  # noqa: ANN401 - of a function of the user's
+    async def _try(self, call: _Remembered, function: Callable[[], Any]) -> Any:  # noqa: ANN401 - of a function of the user's
         what = "an async function that is remembered"
         if is_async(function):
-            return await Turns(function(), self.holder, agent, what)
-        context = contextvars.copy_context()
-        answer = await asyncio.get_running_loop().run_in_executor(self.threads, partial(context.run, raising, function))
-        return await Turns(answer, self.holder, agent, what) if inspect.isawaitable(answer) else answer
+            return await Turns(function(), self.holder, call.agent, what)
+        call.thread = self.threads.submit(contextvars.copy_context().run, raising, function)
+        answer = await asyncio.wrap_future(call.thread)
+        return await Turns(answer, self.holder, call.agent, what) if inspect.isawaitable(answer) else answer
+
+
+def _leave_late(gate: CallGate, meter: CallMeter, _: object) -> None:
+    with suppress(RuntimeError):  # the run has ended, and so has the event loop of the gate
+        gate.leave(meter.used)
 
 
 def _record_of(call: _Remembered, source: str, made: KeptCall) -> CallRecord:

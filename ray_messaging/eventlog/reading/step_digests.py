@@ -177,7 +177,7 @@ def first_difference(mine: Iterable[pa.Table], theirs: Iterable[pa.Table]) -> Di
     def counted(pages: Iterable[pa.Table]) -> Iterator[pa.Table]:
         nonlocal rows
         for page in pages:
-            rows += len(page)
+            rows += len(page) - page["step"].null_count
             yield page
 
     _, others = beside(counted(mine), counted(theirs))

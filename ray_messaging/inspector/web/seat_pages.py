@@ -238,7 +238,7 @@ def shown(view: SeatView) -> dict[str, Any]:
         else {
             "step": question.step,
             "more": question.more,
-            "to": [*map(_name, question.to)],
+            "to": None if question.to is None else [*map(_name, question.to)],
             "heard": [
                 {"id": each.id, "from": _name(each.from_id), "text": _text(each.text), "asks": each.asks}
                 for each in question.heard

@@ -224,6 +224,17 @@ async def test_what_cannot_be_sent_is_refused_and_the_person_may_try_again(messa
     assert (await call).messages == (Written((9,), "short"),)
 
 
+async def test_a_person_without_a_neighbour_in_the_graph_may_write_to_whom_it_hears():
+    desk = desk_of({})
+    await desk.open(7, "")
+    await desk.set_ready(7)
+    call = await asked(desk, question(to=()))
+    with pytest.raises(ConfigError, match="cannot write to agent 9"):
+        await desk.answer(7, 0, [{"to": [9], "text": "x"}])
+    await desk.answer(7, 0, [{"to": [8], "text": "x"}])
+    assert (await call).messages == (Written((8,), "x"),)
+
+
 async def test_an_answer_that_cannot_be_kept_is_not_given_to_the_group():
     server = {}
     desk = desk_of(server)

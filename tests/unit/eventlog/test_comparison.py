@@ -6,6 +6,7 @@ import pytest
 from support.log_queries import T0, row, write_folder
 
 from ray_messaging import EventLog, compare
+from ray_messaging.errors import ConfigError
 from ray_messaging.eventlog.reading import step_digests
 
 STEPS, AGENTS = 3, 4
@@ -88,3 +89,11 @@ def test_what_was_said_to_whom_in_which_order_is_compared_and_no_ids(tmp_path, o
     found = compare(tmp_path / "one", tmp_path / "other")
     assert found.table["differ"].to_pylist() == [differ]
     assert (found.first is None) == (differ == 0)
+
+
+def test_two_runs_without_steps_are_not_compared(tmp_path):
+    """Both were said to have sent the same messages, whatever they had sent."""
+    for name, count in (("one", 1), ("other", 2)):
+        write_folder(tmp_path / name, [[row(number, step=None) for number in range(count)]])
+    with pytest.raises(ConfigError, match=r"only runs with steps=Steps\(\) can be compared"):
+        compare(tmp_path / "one", tmp_path / "other")

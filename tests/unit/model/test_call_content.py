@@ -242,6 +242,37 @@ def test_all_that_an_object_or_a_decorator_has_counts(function, other):
     assert digest(function, "x") != digest(other, "x")
 
 
+FORMS = """
+import dataclasses, msgspec, pydantic, typing
+def ask(prompt):
+    return Form
+"""
+
+
+@pytest.mark.parametrize(
+    ("base", "field"),
+    [
+        ("pydantic.BaseModel", "model: typing.ClassVar[str] = {}"),
+        ("pydantic.BaseModel", "_model: str = {}"),
+        ("pydantic.BaseModel", "_model: str = pydantic.PrivateAttr(default_factory=lambda: {})"),
+        ("pydantic.BaseModel", "model: str = pydantic.Field(default_factory=lambda: {})"),
+        ("pydantic.BaseModel", "model: typing.Annotated[str, pydantic.AfterValidator(lambda given: {})]"),
+        ("msgspec.Struct", "model: str = {}"),
+        ("msgspec.Struct", "first: int\n    model: str = msgspec.field(default_factory=lambda: {})"),
+        ("object", "model: str = dataclasses.field(default_factory=lambda: {})"),
+    ],
+)
+def test_all_fields_of_a_class_of_data_count(base, field):
+    """A model's class variables and factories, and a struct's defaults, did not; a dataclass's factory was refused."""
+    kind = "@dataclasses.dataclass\n" if base == "object" else ""
+    same, again, other = (
+        digest(made(f"{FORMS}{kind}class Form({base}):\n    {field.format(repr(name))}"), "x")
+        for name in ("small", "small", "large")
+    )
+    assert same == again
+    assert same != other
+
+
 @pytest.mark.parametrize("line", ["import settings", "from settings import MODEL", "import settings as other"])
 def test_a_module_that_the_function_imports_itself_counts(tmp_path, monkeypatch, line):
     name = line.split()[-1] if "from" not in line else ""

@@ -175,6 +175,18 @@ def test_a_study_without_logs_says_how_to_keep_them(tmp_path, monkeypatch):
         batch_run(chatter, {"limit": ["none", "one"], "loud": [0]}, logs=True, **asked)
 
 
+def test_the_log_of_a_row_is_not_that_of_a_row_that_is_equal_in_python(tmp_path, monkeypatch):
+    work_here(monkeypatch)
+    study = batch_run(
+        saying, {"word": [1, True]}, agents=2, until=4, outcomes={"steps": lambda result: result.steps},
+        folder=tmp_path / "s", progress=False, logs=True,
+    )  # fmt: skip
+    for word in (1, True, np.int64(1)):
+        said = study.log({"word": word}).query(step=3)["payload"].to_pylist()
+        assert said == [f'{{"word":{"true" if word is True else "1"}}}'] * 2
+    assert len(study.log({"word": 1.0}).query()) == 8
+
+
 def test_levels_that_are_equal_in_python_are_not_taken_for_each_other(tmp_path):
     """False is no limit, 0 is a limit of 0: a base of one left out the rows of the other, and a plot pooled both."""
     levels = [False, 0, 1, True, 1.5]

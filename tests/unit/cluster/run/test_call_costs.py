@@ -1,5 +1,9 @@
 """Tokens and money of remembered calls in whole runs: what is counted, the budget, and what is paid once."""
 
+import asyncio
+import contextlib
+import threading
+import time
 from collections import Counter
 from decimal import Decimal
 
@@ -177,6 +181,25 @@ def test_tries_that_fail_are_paid_too():
 
     found = go(asks, Calls(retries=1, cost=PRICE), agents=2, until=1).calls
     assert (found.model, found.retries, found.input_tokens, found.output_tokens) == (2, 2, 40, 4)
+
+
+def test_a_plain_function_that_goes_on_when_its_agent_has_given_it_up_counts_in_the_limits():
+    free, alone = threading.Semaphore(), []
+
+    def slow(prompt):
+        alone.append(free.acquire(blocking=False))
+        time.sleep(0.05)
+        report_usage(input_tokens=100, output_tokens=0)
+        if alone[-1]:
+            free.release()
+
+    async def hasty(me, inbox):
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(me.remember(slow, f"{me.id} in {me.step}"), 0.01)
+
+    result = go(hasty, Calls(concurrency=1, cost=Price(input="1", output="1"), budget="0.00025 USD"), until=100)
+    assert result.calls.spent
+    assert alone == [True] * 3
 
 
 @pytest.mark.parametrize(

@@ -52,12 +52,12 @@ def model(me, inbox):
     me.state["called"] = True
 
 
-async def run(person, memory, model=model, seats=(1,), step=None, **given):
+async def run(person, memory, model=model, seats=(1,), step=None, has_graph=False, **given):
     """Run a group of five with people at some seats; return it, and its step."""
     society, step = AgentLoop("east", model, **given), step or open_step()
     society.records_calls = True
     society.call_settings = Calls(budget="1 USD", cost=PRICE)  # a call of a model would have to report its tokens
-    society.seat_people(frozenset(seats), person.ask, person.tell)
+    society.seat_people(frozenset(seats), person.ask, person.tell, has_graph=has_graph)
     await asyncio.wait_for(society.run(step, await memory()), WAIT_S)
     return society, step
 
@@ -131,3 +131,11 @@ async def test_what_cannot_be_sent_is_told_to_the_person_and_does_not_end_the_ru
     assert (agent, number) == (1, 0)
     assert text.startswith("This was not sent: 'xxx")
     assert "1,000" in text
+
+
+async def test_without_a_graph_a_person_may_write_to_all_and_with_one_to_neighbours_only(memory):
+    """A person without a neighbour in the graph could write to all agents."""
+    person, rows = Person(ABSENT), {1: ({}, (2, 3)), 4: ({}, ())}
+    await run(person, memory, seats=(0,))
+    await run(person, memory, seats=(1, 4), has_graph=True, rows=rows)
+    assert [(question.agent, question.to) for question in person.asked] == [(0, None), (1, (2, 3)), (4, ())]
