@@ -629,7 +629,7 @@ class Messaging(AbstractContextManager["Messaging"]):
     def closed_messagers(self) -> list[str]:
         """Return the names of closed or dead messagers whose mailboxes are kept for a later messager of that name.
 
-        Groups are left out.
+        Groups are left out, and so are messagers that host agents, such as those of `open_messager`.
 
         Raises: ConnectionFailed if the server does not answer; ServerRefused if it refuses the password, user or db.
         """
@@ -640,7 +640,7 @@ class Messaging(AbstractContextManager["Messaging"]):
     def remove_messager(self, name: str) -> None:
         """Remove the mailbox and other data of a named messager from the server; unread messages become dead letters.
 
-        If the messager is open, the messager raises NotListening from then on.
+        If the messager is open, it raises NotListening or Fenced from then on.
 
         Raises: ConfigError if the name is that of a living group.
         """

@@ -11,6 +11,7 @@ import pytest
 from support.cluster import drain, kill_and_wait, new_handle, numbered, numbers
 from support.patience import WAIT_S
 
+from ray_messaging import Messaging
 from ray_messaging.cluster.handles.group.waiting import InLoop
 from ray_messaging.errors import ConfigError, NoQuestion, UnknownSender
 
@@ -145,8 +146,11 @@ def test_of_two_event_loops_that_receive_at_once_the_later_one_gets_an_error(pai
     found, error = in_threads(first(), second())
     assert found == [7]
     assert isinstance(error, ConfigError), error
-    assert "another handle in each event loop" in str(error)
+    assert "another handle in each event loop: Messaging.connect(exp_id).group(name).aio" in str(error)
     asyncio.run(east.aio.ack())
+    exp_id = east._experiment.exp_id
+    one, other = (Messaging.connect(exp_id).group(east.name).aio for _ in range(2))
+    assert one is not other
 
 
 def test_a_call_that_its_event_loop_left_behind_keeps_nobody_from_the_lock():

@@ -190,9 +190,22 @@ def _as(part: ds.Dataset, schema: pa.Schema) -> ds.Dataset:
         return ds.FileSystemDataset([*part.get_fragments()], schema, part.format, part.filesystem)
     table = part.to_table()
     columns = [
-        table[f.name].cast(f.type) if f.name in table.column_names else pa.nulls(len(table), f.type) for f in schema
+        _cast(table[f.name], f) if f.name in table.column_names else pa.nulls(len(table), f.type) for f in schema
     ]
     return ds.dataset(pa.table(columns, schema=schema))
+
+
+def _cast(column: pa.ChunkedArray, field: pa.Field) -> pa.ChunkedArray:
+    try:
+        return column.cast(field.type)
+    except pa.ArrowInvalid as error:
+        name = plain_name(field.name)
+        raise InvalidQuery(
+            f"the log cannot answer any SQL now, because column {name!r} has numbers of several types, and "
+            f"{field.type} cannot represent some of them exactly ({error}): use `log.query`, which returns texts",
+            field="query",
+            value=name,
+        ) from error
 
 
 def _quoted(name: str) -> str:

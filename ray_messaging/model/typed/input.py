@@ -141,6 +141,9 @@ def _column(values: Any) -> TypedColumn:  # noqa: ANN401 - what a user passed
     if not isinstance(values, np.ndarray | list):
         # the value is a Series, a range or a tuple
         values = values.to_numpy() if hasattr(values, "to_numpy") else [*values]
+    if isinstance(values, np.ndarray) and values.dtype == object and values.ndim and values.size:
+        # Objects may all be numbers. Strings are left in the array, because they would be copied twice.
+        values = values if isinstance(values.flat[0], str) else values.tolist()
     array = values if isinstance(values, np.ndarray) else array_of(values)
     _check_gaps(given, array)
     return TextColumn.of(_texts(array)) if array.dtype.kind in "OUT" else _of_numbers(array)

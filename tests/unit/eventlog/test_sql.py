@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pyarrow as pa
 import pytest
-from support.log_queries import ROWS, log_of, row, write_folder
-from support.log_writing import batch_of, write_batches
+from support.log_queries import ROWS, ViewSource, log_of, row, write_folder
+from support.log_writing import batch_of, table_of_batches, write_batches
 
 from ray_messaging import EventLog
 from ray_messaging.errors import InvalidQuery, LogError
@@ -71,6 +71,14 @@ def test_typed_payloads_have_their_columns_and_their_channels(tmp_path):
     assert "payload.at" not in found.column_names  # vectors in some rows, texts in others
     for name in found.column_names:
         assert found[name].to_pylist() == queried[name].to_pylist(), name
+
+
+def test_numbers_in_no_file_yet_that_no_type_of_sql_can_hold_are_named(tmp_path):
+    made = [columns(price=[2**53 + 1]), columns(price=[0.5])]
+    source = ViewSource(write_folder(tmp_path / "log", []))
+    source.tables = [table_of_batches(batch_of(1, first=n, lines=table)) for n, table in enumerate(made)]
+    with pytest.raises(InvalidQuery, match=r"column 'payload\.price' has numbers of several types, and double cannot"):
+        EventLog(source).sql("select count(*) as n from messages")
 
 
 def test_what_is_natural_in_sql(log):

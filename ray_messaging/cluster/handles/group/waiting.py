@@ -123,7 +123,8 @@ class _TaskLock:
                 if self._calls and self._loop is not None and not self._loop.is_closed():
                     raise ConfigError(
                         "`group.aio` can fetch and ack in only one event loop at a time, and a call in another event "
-                        "loop has not ended. Use another handle in each event loop: messaging.group(name).aio"
+                        "loop has not ended. Use another handle in each event loop: "
+                        "Messaging.connect(exp_id).group(name).aio"
                     )
                 self._loop, self._lock, self._calls = loop, asyncio.Lock(), 0
             self._calls += 1
