@@ -15,6 +15,7 @@ from ray_messaging.default_limits_and_leases import STEP_LEASE_S, STEP_NEWS_TIME
 from ray_messaging.errors import AlreadyExists, Closed, ConfigError, MessagingError, NotListening
 from ray_messaging.messager_engine import Engine
 from ray_messaging.model.agent_sets import NO_AGENTS, AgentSet
+from ray_messaging.model.step_numbers import check_until
 from ray_messaging.receiving.unfolder import Unfolder
 from ray_messaging.steps.agent_places import NO_PLACES, AgentPlaces
 from ray_messaging.steps.attempt_sender import AttemptSender
@@ -25,7 +26,6 @@ from ray_messaging.steps.moved_agents import NOBODY_MOVED, Arrival, arrivals_at,
 from ray_messaging.steps.step import Step
 from ray_messaging.steps.step_account import NOTHING_BLOCKED, BlockedSends, StepAccount, StepCounts
 from ray_messaging.steps.step_inbox import StepInbox
-from ray_messaging.steps.step_numbers import check_until
 from ray_messaging.steps.step_sends import StepSends
 from ray_messaging.transports.box_reader import Answer, BoxReader
 from ray_messaging.transports.step_values import (

@@ -280,8 +280,6 @@ def _texts(array: NDArray[Any]) -> list[str]:
 
 def _no_texts(texts: list[Any]) -> InvalidColumns:
     """Build the error for objects that are not all strs, from an array with one dimension."""
-    if (kind := _number_type(texts)) is not None:
-        return InvalidColumns(f"an array of dtype object cannot be sent: convert it, by array.astype({kind!r})", row=0)
     if {*map(type, texts)} == {int}:
         row = next((row for row, found in enumerate(texts) if not -(2**63) <= found < 2**63), 0)
         return InvalidColumns(
@@ -290,8 +288,8 @@ def _no_texts(texts: list[Any]) -> InvalidColumns:
             row=row,
         )
     if all(_is_vector(found) for found in texts):
-        if (row := next((row for row, found in enumerate(texts) if np.ma.is_masked(found)), None)) is not None:
-            raise _lacks_number(row)
+        if (lacking := next((row for row, found in enumerate(texts) if np.ma.is_masked(found)), None)) is not None:
+            raise _lacks_number(lacking)
         forms = [(len(found), _kinds(found)) for found in texts]
         row = next((row for row, form in enumerate(forms) if len(form[1]) > 1 or form != forms[0]), 0)
         return _unlike_vectors(row, texts)
@@ -310,16 +308,6 @@ def _no_texts(texts: list[Any]) -> InvalidColumns:
 
 def _form(vector: NDArray[Any]) -> tuple[Any, ...]:
     return vector.shape, vector.dtype
-
-
-def _number_type(objects: list[Any]) -> str | None:
-    """Return the dtype of numbers or bools that are all of one type, or None if no dtype of a column can hold them."""
-    kinds = {*map(type, objects)}
-    if len(kinds) != 1 or not issubclass(kind := kinds.pop(), bool | int | float | np.bool_ | np.number):
-        return None
-    found = np.array(objects).dtype
-    whole = issubclass(kind, int | np.integer) and kind is not bool
-    return found.name if found.name in NUMBERS and (found.kind in "iu" or not whole) else None
 
 
 def _no_value(row: int) -> InvalidColumns:

@@ -14,10 +14,10 @@ from ray_messaging.common.backoff import REDIS_RETRY, Backoff
 from ray_messaging.common.process_tuning import relax_collector
 from ray_messaging.errors import ConnectionFailed, ServerRefused
 from ray_messaging.messager import GroupMessager, Messager
+from ray_messaging.model.step_numbers import check_until
 from ray_messaging.observability.metrics.messager_metrics import MessagerMetrics
 from ray_messaging.steps.step import Step
 from ray_messaging.steps.step_loop import driven_loop
-from ray_messaging.steps.step_numbers import check_until
 
 # All groups whose steps this process runs share one event loop, in which a single call waits until the next step opens.
 # With a loop for each group, the server would have to notify each loop.
