@@ -218,7 +218,8 @@ class MoveFailed(MessagingError, RuntimeError):
 class NotListening(MessagingError, RuntimeError):
     """The messager does not listen.
 
-    A fetch needs `subscribe_and_start_listening` first. An inbox needs an agent that the messager hosts.
+    Call `subscribe_and_start_listening` before a fetch. The error is also raised by the inbox of an agent that has left
+    the messager, and if the mailbox of a group or messager is gone from the server.
     """
 
 
@@ -329,7 +330,7 @@ class NoAnswer(MessagingError, TimeoutError):
     """A question has no answer, because `agent` gave none within `timeout` seconds, or the question never arrived.
 
     `question` is the message id of the question, and `fate` says what became of it, such as "delivered". If the
-    question was not sent, these are "" and "unknown".
+    question was not sent, `question` is "" and `fate` is "unknown".
     """
 
     agent: object
@@ -413,7 +414,8 @@ class Fenced(MessagingError, RuntimeError):
     """This process no longer owns the name `name`, mostly because a newer process has taken over this name.
 
     It is the name of a mailbox, sender, group, experiment or event log. The server gives each owner of a name a number,
-    and `epoch` is the number of this process. In some errors about steps, `epoch` is the group's last closed step.
+    and `epoch` is the number of this process. If the error is about a step that does not follow the group's last closed
+    step, `epoch` is the number of that closed step.
     """
 
     name: str
@@ -516,7 +518,11 @@ class InterceptorUnavailable(TransitError):
 
 
 class MailboxFull(TransitError):
-    """A receiver is too slow, and its mailbox is full; `mailbox` is the mailbox's name."""
+    """A mailbox, the event log or the server's memory is full, mostly because a receiver is too slow.
+
+    `mailbox` is the mailbox's name. If the memory is full, it is "", or the name of the group whose step was not
+    committed.
+    """
 
     mailbox: str
 

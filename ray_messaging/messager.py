@@ -427,8 +427,9 @@ class Messager(names.ChannelNames):
         Committed messages are not delivered again. When this call returns, the commit is durable, even if earlier
         messages are not committed yet. Committing a message a second time does nothing.
 
-        Raises: ConfigError for messages that were not fetched here; CommitFailed if this call would leave too many gaps
-        of messages that are not committed; Fenced if a newer process has taken over the mailbox.
+        Raises: ConfigError for messages that were not fetched here; CommitFailed if too many separate
+        ranges of messages would be committed before older messages are; Fenced if a newer process has taken over the
+        mailbox, the queue where this messager's messages wait on the server.
         """
         await self._commit(messages)
         if messages is not None:

@@ -259,7 +259,7 @@ class Messaging(AbstractContextManager["Messaging"]):
         """Let the groups send the messages that they have accepted, and then stop everything.
 
         A second call does nothing. Only the process that started the experiment can stop it. In any other process this
-        call only drops the handles.
+        call only ends what that process has opened, and the experiment goes on.
 
         Args:
             erase: Delete the experiment's data, unread messages included, from your own server or from `data_dir`.
@@ -855,9 +855,10 @@ class Messaging(AbstractContextManager["Messaging"]):
     ) -> "Message":
         """Ask an agent as the user, and wait up to `timeout` seconds for its answer. Return the answer as a Message.
 
-        Raises: NoAnswer if there is no answer in time, and at once if no mailbox gets the question; AnswerFailed, a
-        subclass of NoAnswer, if the agent's handler fails; QuestionBlocked if a rule blocks the question; otherwise the
-        same errors as `Messager.send_message`, such as InvalidPayload, MailboxFull and OutcomeUnknown.
+        Raises: NoAnswer if there is no answer in time, or at once if no group or messager gets the question;
+        AnswerFailed, a subclass of NoAnswer, if the agent's handler fails; QuestionBlocked if a rule blocks the
+        question; otherwise the same errors as `Messager.send_message`, such as InvalidPayload, MailboxFull and
+        OutcomeUnknown.
         """
         ask = self._user.messager.ask
         return self._user.run(ask(None, to_id, payload, subtopic=subtopic, timeout=timeout))

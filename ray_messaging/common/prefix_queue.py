@@ -10,9 +10,10 @@ T = TypeVar("T")
 class PrefixQueue(Generic[T]):
     """A queue that hands out the items of the lowest step first, and the items of one step in the order of their texts.
 
-    The texts are in sort order. The queue hands out the items whose text equals the last text that it handed out, then
-    the item with the next text. After the last text in the order, it begins again with the first text. Items with equal
-    texts keep their order. No item waits forever, because the number of items of a step is limited.
+    The items of a step are sorted by text. The queue remembers the text of the item that it handed out last. Next, it
+    hands out an item with the same text, or else with the next text in the order. After the last text, it begins again
+    with the first one. Items with equal texts are handed out in the order in which they were added. No item waits
+    forever, because the number of items of a step is limited.
     """
 
     def __init__(self) -> None:

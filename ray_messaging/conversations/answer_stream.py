@@ -234,9 +234,9 @@ class Answers(AnswerTable):
     """The answers to a messager's questions: `async for answer in answers` yields them as they arrive.
 
     `answers[i]` is the answer to question i as a Message, or None. `answered` is an array of the indices of the
-    questions that have an answer. `pending`, `failed` and `blocked` are arrays of the indices of the questions that may
-    still get an answer, that were delivered but will get none, and that a rule blocked. `to_pandas()` has a row for
-    each question.
+    questions that have an answer. Three more arrays have the indices of other questions: `pending` of those that may
+    still get an answer, `failed` of those that were delivered but will get no answer, and `blocked` of those that a
+    rule blocked. `to_pandas()` has a row for each question.
     """
 
     async def wait(self) -> "Answers":
@@ -261,9 +261,9 @@ class GroupAnswers(AnswerTable):
     """The answers to the questions of a group's handle: `for answer in answers` yields them as they arrive.
 
     `answers[i]` is the answer to question i as a Message, or None. `answered` is an array of the indices of the
-    questions that have an answer. `pending`, `failed` and `blocked` are arrays of the indices of the questions that may
-    still get an answer, that were delivered but will get none, and that a rule blocked. `to_pandas()` has a row for
-    each question.
+    questions that have an answer. Three more arrays have the indices of other questions: `pending` of those that may
+    still get an answer, `failed` of those that were delivered but will get no answer, and `blocked` of those that a
+    rule blocked. `to_pandas()` has a row for each question.
     """
 
     def wait(self) -> "GroupAnswers":

@@ -150,9 +150,9 @@ class EventLog:
         to_id is null, and `pairs` is the number of these agents. from_id and to_id are int64, or both are strs if any
         id in the result is a str. `position` is a row's number in the log; pass the last one as `after` to get the next
         page. If a message was sent with typed columns, `columns(x=...)`, its `payload` is null, and its values are in
-        columns such as `payload.x`. If the values of x have several types in the result, the column has a number type
-        that holds all of them exactly, or, if there is none, strings. `to_pandas()` returns pandas' Int64 for ids and
-        steps, and for other columns of whole numbers in which some rows have no value.
+        columns such as `payload.x`. If the values of x have several types in the result, the column gets a number type
+        that holds all of them exactly. If no type does, the column has strings. `to_pandas()` of the result uses
+        pandas' Int64 for ids and steps, and for other columns of whole numbers in which some rows have no value.
 
         Args:
             internal: Add the internal columns. Two of them, entry and row, say where the server kept the row.
@@ -249,8 +249,9 @@ class EventLog:
     def thread(self, message_id: str, *, text: bool = False) -> pa.Table:
         """Return the thread that a message belongs to: the first question, its answers, their answers, and so on.
 
-        The rows have the columns of `query`. Each generation of answers is in order of time. The table is empty if no
-        message has the id.
+        The rows have the columns of `query`. The first question comes first, then its answers in the order in which
+        they were sent, then the answers to these in the same order, and so on. The table is empty if no message has the
+        id.
 
         Args: `text` is as for `query`.
         """
@@ -367,10 +368,10 @@ class EventLog:
         """Return the digest of a step: a hash of 32 bytes, computed from the step's messages.
 
         Equal messages give equal digests, whatever groups the agents are in. The digest covers the messages that groups
-        sent in the step, and the messages from outside of steps that were read in the step. If a rule blocked or
-        rewrote a message from outside of steps, the digest leaves this message out. The digest is final once all groups
-        have ended the step. A step that did not run has the same digest as a step without messages. To tell them apart,
-        use `messaging.steps.digest`. See docs/steps.md.
+        sent in the step. It also covers the messages that agents read in the step and that came from outside of the
+        run, such as from your program, except those that a rule rewrote. The digest is final once all groups have ended
+        the step. A step that did not run has the same digest as a step without messages. To tell them apart, use
+        `messaging.steps.digest`. See docs/steps.md.
 
         Raises: LogError if a file of the log is gone.
         """

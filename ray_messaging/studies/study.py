@@ -152,15 +152,16 @@ class Study:
         """Return how outcomes differ from those of a base combination of parameters, as a DataFrame with intervals.
 
         A combination of parameters is called a row. Each row is compared with its base row, which has the values in
-        `base`, and for all other parameters the same values as the row. Two runs with the same replicate, and so the
-        same seed, one of the row and one of the base row, are a pair. The columns `base` and `mean` have the means of
-        the outcome in the base row and in the row. `difference` is the mean of the differences between the runs of a
-        pair, and `low` and `high` are the bounds of its interval. `size` is Cohen's d, the difference divided by the
-        pooled standard deviation of both rows. `pairs` is the number of pairs that were compared, and `missing` the
-        number of pairs that were not, because a run failed or lacks the outcome. `equal` is the number of pairs whose
-        runs have the same digest (see `to_pandas`). With `batch_run(logs=True)`, `first` is a text about the first
-        message in which the runs of a pair differ (None: the runs of each pair sent equal messages). It is the message
-        of the earliest step, and among pairs of the same step, of the lowest replicate.
+        `base`, and for all other parameters the same values as the row. A run of the row and a run of the base row are
+        a pair if they have the same replicate number, and so the same seed. The column `base` has the mean of the
+        outcome in the base row, and `mean` has its mean in the row. `difference` is the mean of the differences between
+        the two runs of each pair, and `low` and `high` are the bounds of its interval. `size` is
+        Cohen's d, the difference divided by the pooled standard deviation of both rows. `pairs` is the number of pairs
+        that were compared, and `missing` the number of pairs that were not, because a run failed or lacks the outcome.
+        `equal` is the number of pairs whose runs have the same digest (see `to_pandas`). With `batch_run(logs=True)`,
+        `first` is a text about the first message in which the runs of a pair differ (None: the runs of each pair sent
+        equal messages). Of all pairs, the pair that differs in the earliest step is chosen, and of several such pairs,
+        the one with the lowest replicate.
 
         Args:
             base: Values of some parameters, or of all, such as {"rule": "none"}.
@@ -253,8 +254,8 @@ class Study:
         """Return a figure of an outcome's mean and its bootstrap interval, over a parameter or over the steps.
 
         Args:
-            x: The name of a parameter; or "step", for a value that an aggregate has collected in each step.
-            y: The name of an outcome, or of a collected value.
+            x: The name of a parameter, or "step" to draw over the steps a value that an aggregate has collected.
+            y: The name of an outcome, or if x is "step", of a collected value.
             by: The name of a parameter. The figure has a line for each of its values.
             level: The level of the bootstrap interval.
 

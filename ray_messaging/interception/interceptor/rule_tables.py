@@ -124,9 +124,9 @@ class Table(MutableMapping[Key, V], Generic[V]):
 
         These changes can be undone. Return whether there are any.
 
-        Args: `done` says that all verdicts on the batch are known. Then the changes are saved together with the
-        verdicts, because no later interceptor judges the batch again. If some verdicts are missing, the changes are not
-        saved, because a later interceptor would judge the batch anew.
+        Args: `done` says whether all verdicts on the batch are known. If they are, the changes are saved together with
+        the verdicts. If some verdicts are missing, the changes are not saved. If the interceptor, the actor that
+        applies the rules, then dies, the next interceptor judges the batch again, and so makes the changes again.
         """
         journal, self._journal = self._journal or {}, None
         opened: Layer = (group,)
@@ -156,8 +156,9 @@ class Table(MutableMapping[Key, V], Generic[V]):
     def drop(self, layer: Layer) -> bool:
         """Undo the changes that a group made in the table; return whether there were any.
 
-        Args: `layer` is the name of a group. With (name,), only the changes by the group's batch on which some verdicts
-        are still missing are undone.
+        Args: `layer` says which changes to undo. The name of a group stands for the group's changes by batches on which
+        all verdicts are known. The tuple (name,) stands for the changes by the batch on which some verdicts are still
+        missing.
         """
         keys = self._laid.pop(layer, ())
         for key in keys:

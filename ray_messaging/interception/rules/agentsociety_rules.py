@@ -109,9 +109,9 @@ class Block(SlowRule):
         return True
 
     def room(self, senders: Sequence[AgentId | None]) -> Sequence[int]:
-        """Return 1 for each sender, because the block may judge a sender differently after one more blocked message.
+        """Return for each sender how many more of its messages must be blocked before verdicts may change: always 1.
 
-        The block may look at the sender's count of blocked messages whenever it judges a message.
+        The block can read the sender's count of blocked messages, so any further blocked message may change a verdict.
         """
         return [1] * len(senders)
 

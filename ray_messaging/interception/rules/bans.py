@@ -299,7 +299,7 @@ class EdgeBan(Ban):
     def pair_check(self) -> PairCheck | None:
         """Return a check that blocks broadcasts to those hearers to whom the sender may not write any more.
 
-        Return None if the rule judges each pair of sender and hearer by itself, so that it needs no such check.
+        Return None if the rule sees a broadcast as one message for each hearer, because it then needs no such check.
         """
         if self.judges_broadcasts == "pair":
             return None

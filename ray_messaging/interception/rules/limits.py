@@ -177,8 +177,8 @@ class RateLimit(Rule):
 class RoundQuota(Rule):
     """Limit how many agents each agent may write to in a round, and how many of its messages may be blocked.
 
-    The user has no quota. `state` has an entry with the key (from_id, to_id) for each contact of the round. With the
-    key from_id, it has how many messages of this agent had been blocked before the round.
+    The user has no quota. `state` has an entry with the key (from_id, to_id) for each contact of the round. The entry
+    with the key from_id is the number of this agent's messages that had been blocked before the round.
 
     Args:
         contacts: the number of agents that one agent may write to in a round (None: no limit). Further messages to

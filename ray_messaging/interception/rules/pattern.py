@@ -196,7 +196,8 @@ class Pattern(Rule):
 
     Messages from the user (from_id None) are checked, too. All strings of the payload are searched, but not its keys,
     and not the class, role, id and time of a Msg. Text is compared in Unicode's form NFKC, without invisible characters
-    and piled-up marks. Look-alikes of other scripts (a Cyrillic a) are different letters.
+    and without marks that strike through letters or pile up on them. Look-alikes of other scripts (a Cyrillic a) are
+    different letters.
 
     Args:
         words: words and phrases, which are found only as whole words. The words of a phrase may have any white space

@@ -270,9 +270,9 @@ class StepRule(Rule):
     """A rule that sees all messages of a step at once, before any message is delivered.
 
     The rule is asked when all groups have closed the step, and the next step begins when the rule has answered. If the
-    rule's process dies, the rule is asked again about the same messages; `state` is then as it was before the step. The
-    rule sees the messages that agents of groups have sent in the step to agents of groups, except those that another
-    rule has blocked.
+    rule's process dies, the rule is asked again about the same messages. The rule's `state`, the data that it keeps, is
+    then as it was before the step. The rule sees the messages that agents of groups have sent in the step to agents of
+    groups, except those that another rule has blocked.
 
     Attributes:
         time_limit_s: the most seconds for a step. If the answer takes longer, the rule has failed on the step.

@@ -324,10 +324,11 @@ class AsyncGroup(StampedHandle):
         subtopic: str,
         timeout: float | None,
     ) -> Table:
-        """Ask many agents; return an object, made by `table`, that collects their answers.
+        """Ask many agents, as `ask_columns` does, and return the object that collects their answers.
 
-        Args: `table` is called with the experiment's name, the number of questions, the timeout, and the function that
-        gets more answers from the group's actor. The other arguments are as for `ask_columns`.
+        Args: `table` is a function or class that makes this object. It is called with the experiment's name, the number
+        of questions, the timeout, and the function that gets more answers from the group's actor. The other arguments
+        are as for `ask_columns`.
         """
         check_timeout(timeout)
         columns = columns_of(from_ids, to_ids, payloads, self._payload_bytes)
