@@ -231,7 +231,7 @@ class Messager(names.ChannelNames):
     async def relay(self, frames: Sequence[bytes]) -> Receipts:
         """Send messages that another process, such as one with a handle of a group, has already checked and encoded.
 
-        Return one receipt for each message and recipient.
+        Return one receipt for each recipient of each message.
 
         Args: `frames` are batches of messages, each of them encoded as bytes.
         """
@@ -448,10 +448,11 @@ class Messager(names.ChannelNames):
         """Iterate over one agent's messages as they arrive (None: messages on channels that are not an agent's).
 
         Many inboxes can be open at once. Requesting the next message commits the previous one, even if other agents
-        have not handled earlier messages. A message whose handling ends by `break` or an exception is not committed:
-        the agent's next inbox gets it, or the next messager of this name. After the first call of `inbox` nothing else
-        may fetch from this messager. An agent whose inbox nobody reads holds up the others once 5,000 fetched messages
-        are uncommitted.
+        have not handled earlier messages. If `break` or an exception ends the handling of a message, the message is not
+        committed, so the agent's next inbox gets it, or the next messager of this name. After the first call of `inbox`
+        nothing else may fetch from this messager. Read the inbox of every agent, because messages in an inbox that
+        nobody reads stay uncommitted. Once 5,000 fetched messages are uncommitted, this messager fetches no more
+        messages, so all its agents wait.
 
         Raises: ConfigError for an agent for which this messager does not listen; NotListening once the
         agent has left; Closed after `close`; Fenced if a newer process has taken over the mailbox.

@@ -722,8 +722,9 @@ class Messaging(AbstractContextManager["Messaging"]):
     ) -> "Result":
         """Run a model step by step, in one Ray actor per group, and return the agents' states (see docs/steps.md).
 
-        If a process dies, its step runs again with the same messages, states and random numbers. To go on with a model,
-        call `run` again with a higher `until`, or after `start(..., on_existing="resume")`.
+        If a process dies, its step runs again with the same messages, states and random numbers. To run further steps
+        of a model, call `run` again with a higher `until`. To go on with an experiment that has ended, first call
+        `start(..., on_existing="resume")`, and then `run`.
 
         Args:
             model: The function of an agent, `def person(me, inbox)`, or async. With by="group", the function of a
@@ -736,10 +737,10 @@ class Messaging(AbstractContextManager["Messaging"]):
                 (ints before strs), are dealt out in turn: the first to "group0", the second to "group1", and so on.
                 With by="group" and several kinds, each group has agents of only one kind, and each kind has at least
                 one group.
-            until: The first step that is not run. Or a condition, such as `lambda now: now["mood"] > 1`, which is a
+            until: The run ends before this step. Or a condition, such as `lambda now: now["mood"] > 1`, which is a
                 function that gets a dict of the values that `collect` recorded in a step, by column. The run ends after
                 the first step for which the function returns True.
-            max_steps: If `until` is a condition, the first step that is not run even if the condition is never met.
+            max_steps: If `until` is a condition, the run ends before this step, even if the condition is never met.
             start: A function that returns an agent's first state, a dict; with by="group" the first state of the group,
                 a dict of arrays. For several kinds it may be a dict of such functions; kinds without a function begin
                 with {}.
@@ -911,9 +912,9 @@ class Messaging(AbstractContextManager["Messaging"]):
     ) -> "RemoteAgent":
         """Give an outside agent, which speaks the A2A protocol, an id in this experiment; return its handle.
 
-        In an experiment without steps, this call makes a group that hosts the agent, and this process passes messages
-        on until the handle is closed or the experiment ends. In an experiment with steps, pass the handle to `run` in
-        place of the agent's function.
+        In an experiment without steps, this call makes a group that hosts the agent. This process passes the agent's
+        messages to the outside agent, and sends its answers, until the handle is closed or the experiment ends. In an
+        experiment with steps, pass the handle to `run` in place of the agent's function.
 
         Args:
             agent: The id in this experiment.

@@ -28,7 +28,7 @@ class PrefixQueue(Generic[T]):
         return (item for *_, item in self._items)
 
     def push(self, item: T, step: int, text: str) -> None:
-        """Add an item of a step. The items of a step are sorted by `text`, so equal beginnings are neighbours."""
+        """Add an item of a step. A step's items are sorted by `text`, so that texts that begin alike come together."""
         insort(self._items, (step, text, self._pushed, item))
         self._pushed += 1
 

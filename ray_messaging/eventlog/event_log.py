@@ -419,7 +419,9 @@ class EventLog:
         return found
 
     def tail(self, *, timeout_s: float | None = None, **fields: Unpack[Fields]) -> Tail:
-        """Iterate over new rows, or over the rows after the position `after`, as LogRows, each as soon as it is logged.
+        """Iterate over rows of the log, as LogRows. Each row comes as soon as it is logged.
+
+        The iteration begins with the next new row, or with the first row after the position `after`.
 
         The iteration ends when no row has come for timeout_s seconds (None: there is no timeout), after `limit` rows,
         or after the last row of a finished run.

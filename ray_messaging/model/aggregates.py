@@ -209,7 +209,7 @@ class Gini(Aggregate):
 
     The coefficient is the mean absolute difference over all pairs of agents, divided by twice the mean, with one
     rounding at the end. The coefficient is NaN if some number is NaN or infinite, or if there are no agents, and 0 if
-    all numbers are 0. Each step stores the numbers of all agents until the event log has read them.
+    all numbers are 0. For each step, the numbers of all agents are stored until the event log has the coefficient.
 
     Args: as for `Mean`: `name` is the number's key in the states, and `living` leaves out agents that have stopped. The
     numbers must not be negative.

@@ -54,15 +54,18 @@ class ByContent(partial[R]):
 
 
 def by_content(function: Callable[P, R], /, *, sample: int | None = 1, uses: object = None) -> Callable[P, R]:
-    """Return a function for `me.remember`. In a run with `Calls(store=)`, equal calls of this function share answers.
+    """Return `function` with settings that say how its calls by `me.remember` share answers.
+
+    In a run with `Calls(store=)`, equal calls of a function share one answer, unless these settings say otherwise.
 
     Args:
         function: The function that is to be called, async or plain.
         sample: The number of different answers for equal calls. With 3, each of the equal calls gets one of three
             answers, chosen by agent, step and seed; three equal calls of an agent in one step get all three. None:
             answers are not shared, and each call is made.
-        uses: A value that stands for all objects that the function uses besides its arguments, if the content of such
-            an object cannot be determined. For a client of a language model, `uses` may be ("gpt-4o", "https://...").
+        uses: A value that is compared in place of the objects that the function uses besides its arguments. Pass it if
+            the content of such an object cannot be determined. For a client of a language model, `uses` may be
+            ("gpt-4o", "https://...").
 
     Raises: ConfigError if `sample` is neither None nor a whole number of at least 1.
     """

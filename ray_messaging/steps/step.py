@@ -200,7 +200,7 @@ class Step:
 
         The result can compute means and sums of what each agent hears. `audience` is the audience's handle or name.
 
-        The broadcasts are also in `messages`. There, the message for one hearer of a broadcast is made only when it is
+        The broadcasts are also in `messages`, as one message for each hearer. Such a message is made only when it is
         read.
 
         Raises: UnknownName if `audience` is not an audience or its name; ConfigError if the audience changed between

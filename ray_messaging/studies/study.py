@@ -92,8 +92,9 @@ class Study:
     def to_pandas(self) -> Any:  # noqa: ANN401 - pandas is an extra
         """Return a DataFrame with a row per run: parameters, replicate, seed, outcomes, digest, seconds, error.
 
-        `replicate` is the number of the run among the runs of the same parameters, from 0. If a run failed, `error`
-        says why and where, and its outcomes are missing. `digest` is a hash: runs with equal digests have sent equal
+        `replicate` is the number of the run among the runs of the same parameters, from 0. The outcomes are the run's
+        measures, with a column for each (see `batch_run`). If a run failed, `error` says why and where, and its
+        outcomes are missing. `digest` is a hash: runs with equal digests have sent equal
         messages in their last 64 steps, and have ended with equal states.
 
         Raises: ImportError without pandas.

@@ -74,8 +74,8 @@ class RemoteSource:
 class BlockedMessage(LogRow):
     """A message that a rule blocked, with the fields of a `LogRow`, such as `rule` and `reason`.
 
-    `cursor` is the message's number among the blocked messages. Pass `cursor` as `after` to continue with the next
-    blocked message, also in another process.
+    `cursor` is the message's number among the blocked messages. To continue with the next blocked message, also in
+    another process, pass `cursor` as `after` to `Messaging.blocked` or `Messaging.on_blocked`.
     """
 
     cursor: int

@@ -167,10 +167,11 @@ def run(
         on_existing: If `log_dir` has a log already: "error" raises AlreadyExists, "resume" goes on with that run after
             its last step, and "reset" deletes that log.
         wait_for: "all": a step begins once all agents have ended the step before. "neighbours": slow calls begin
-            earlier, and the result of the run is the same. For this, a copy of each agent runs the model in a step
-            ahead of time, once the agent and the agents with an edge to it in `graph` have ended the step before. Only
-            the results of the copy's calls through `me.remember` are kept, and the step itself uses them.
-        ahead: With wait_for="neighbours", the most steps by which such a copy may be ahead of the current step.
+            earlier, and the result of the run is the same. An agent may then run a step twice. It first runs the step
+            early, on a copy of its state, once this agent, and all agents with an edge to it in `graph`, have ended the
+            step before. Only the results of the calls that the agent makes early through `me.remember` are kept. Later
+            the agent runs the step itself as always, and uses these results.
+        ahead: With wait_for="neighbours", the most steps by which an agent may run ahead of the current step.
 
     Raises: StepFailed if the model raises an exception; ConfigError for invalid arguments, RuleError for invalid rules;
     StepTooLarge if a group gets more messages in a step than it can read; AlreadyExists if the folder has a log;

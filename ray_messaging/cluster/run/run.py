@@ -315,8 +315,8 @@ class Run(AbstractContextManager["Run"]):
     def advance(self, n: int = 1, *, progress: bool = False) -> int:
         """Run n more steps; return the number of the next step to run.
 
-        After Ctrl-C no further step begins, and KeyboardInterrupt is raised when the open step has ended. The run can
-        go on after that.
+        After Ctrl-C no further step begins, and KeyboardInterrupt is raised when the running step has ended. The run
+        can go on after that.
 
         Raises: the same errors as `messaging.run`, such as StepFailed, each of which also closes this run; Closed if
         this run was closed before; BudgetSpent if no step ran because the budget of `Calls(budget=)` is spent.

@@ -37,11 +37,12 @@ class Table(MutableMapping[Key, V], Generic[V]):
     value that cannot be saved raises RuleError. If a rule does so while it judges a message, the rule has failed on the
     message.
 
-    A group may run a step again. So the changes that a rule makes when it judges the group's messages of a step can be
-    undone. They are undone if the step does run again, and become final once it cannot run again. A reader of the table
-    sees these changes at once. If several groups add to one count, the reader sees the sum. When all verdicts on a
-    batch (messages that are sent together) are known, its changes are saved, too, so that they can still be undone
-    after a restart of the rule's process.
+    A group may run a step again, for example if its process has died. Then the changes that the rule made to the table
+    when it judged the group's messages of the step are undone, and the rule judges the group's messages again. The
+    changes become final once the step cannot run again. A reader of the table sees changes at once, even before they
+    are final. If several groups add to one count, the reader sees the sum. When all verdicts on a batch (messages that
+    are sent together) are known, the changes made for the batch are saved. So they can be undone even after a restart
+    of the rule's process.
     """
 
     __slots__ = ("_cleared", "_journal", "_laid", "_layers", "_touched", "_unsaved", "_values", "version")

@@ -105,7 +105,7 @@ class Block(SlowRule):
 
     @property
     def counts_blocked(self) -> bool:
-        """Return True, because the block gets the counts of blocked messages."""
+        """Return True, because the block may look at how many messages of the sender were blocked before."""
         return True
 
     def room(self, senders: Sequence[AgentId | None]) -> Sequence[int]:

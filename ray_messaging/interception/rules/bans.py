@@ -280,8 +280,9 @@ class EdgeBan(Ban):
     belong to no agent) count as one receiver. The user is never banned. A message on which the check raises an error is
     no violation. The numbers of violations are in `state`, so they survive the death of the rule's process.
 
-    A sender's broadcasts do not reach the agents to whom the sender may no longer write. If the check judges a
-    broadcast as one message and blocks it, the violation counts for the sender and plain channels, not for the hearers.
+    A sender's broadcasts do not reach the agents to whom the sender may no longer write. A check with
+    judges_broadcasts="message" judges a broadcast as one message. If it blocks the broadcast, this counts like a
+    violation by a message to a plain channel, and not as a violation by messages to the hearers.
 
     Args:
         check: the rule that finds violations. It cannot be a `SlowRule`.

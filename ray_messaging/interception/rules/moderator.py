@@ -172,7 +172,11 @@ class Moderator(SlowRule):
         return await self._shared(call)
 
     async def close(self) -> None:
-        """Cancel the running calls, unless `cache` is 0. Wait up to a second for all cancelled calls to end."""
+        """Cancel the running calls, and wait up to a second for cancelled calls to end.
+
+        With `cache=0` this method cancels no call, because each call then ends when the wait for its verdict is
+        cancelled.
+        """
         for call in (running := list(self._work.running.values())):
             call.cancel()
         if running:

@@ -153,11 +153,13 @@ class Rule:
         return False
 
     def room(self, senders: Sequence[AgentId | None]) -> Sequence[int]:
-        """Return for each sender how many more of its messages must be blocked before this rule's verdicts may change.
+        """Return, for each sender, after how many more blocked messages this rule may judge the sender differently.
 
-        This matters if `counts_blocked` is True. The messages of a simulation in steps are then judged in parts, one
-        after the other. In each part, a sender has at most as many messages as this method returns for the sender, but
-        at least one.
+        Each number must be at least 1. The numbers are used only if `counts_blocked` is True, which means that verdicts
+        depend on how many messages of the sender were blocked before, by any rule. In a simulation in steps, messages
+        are then judged in parts, so that no verdict depends on messages that are blocked in the same part. A part has
+        at most as many messages of a sender as this method returns for the sender. Only a broadcast may make a part
+        larger, because the messages to its hearers stay together.
         """
         return [UNLIMITED] * len(senders)
 
@@ -186,8 +188,8 @@ class SlowRule(Rule):
     """A rule that awaits its verdicts, such as those of a language model or a service.
 
     A slow rule delays only the messages that it judges, and later messages of the same sender to the same receiver. In
-    an experiment with steps, it delays all messages that are sent in one batch with such a message. It judges a
-    broadcast once, with to_id None. Override `judge`.
+    an experiment with steps, it delays all messages that are sent in one batch with a message that it judges. It judges
+    a broadcast once, with to_id None. Override `judge`.
 
     Attributes:
         time_limit_s: the most seconds for a message. If the verdict takes longer, the rule has failed on the message.
