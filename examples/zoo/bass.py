@@ -40,7 +40,7 @@ CLAIMS = [
     Claim(
         "year in which most is sold, room air conditioners", peak, float(np.log(TALK / ALONE) / (ALONE + TALK)),
         "the year varies between replicates by 0.2, because the first buyers come by chance. A message "
-        "takes a step of 0.1 years, and rounding to steps may add another step",
+        "takes one step, which is 0.1 years, and rounding times to steps may add another step",
         spread=0.2, apart=0.2, replicates=4, small=1,
     )
 ]  # fmt: skip

@@ -46,8 +46,9 @@ CLAIMS = [
         (0.5, 1, ""),
         (0.2, 2, ""),
         (
-            0.1, 5, "the published value is the whole part of 1 / (2 threshold), which its authors call a rough rule. "
-            "In theory clusters are 2.2 thresholds apart (Ben-Naim, Krapivsky and Redner, Physica D 183 (2003) 190), "
+            0.1, 5, "the published value is the whole part of 1 / (2 threshold), which the authors of the paper "
+            "call a rough rule. In theory the distance between clusters is 2.2 times the threshold "
+            "(Ben-Naim, Krapivsky and Redner, Physica D 183 (2003) 190), "
             "so some runs have only four clusters",
         ),
     )

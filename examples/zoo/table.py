@@ -15,8 +15,8 @@ other by messages. The table compares results of each model with the values that
 model is a short program for [`ray_messaging.run`](steps.md#without-a-cluster).
 
 In a clone of the repository the command `python -m examples.zoo --check` runs all models, and prints the table. The
-exit code is 1 if a result is not within its tolerance, unless the model's program says in advance that this result is
-not expected to be within it. With `--page docs/zoo.md` the command also writes this page.
+exit code is 1 if a result is not within its tolerance, unless the model's program says in advance that this result
+will be outside its tolerance. With `--page docs/zoo.md` the command also writes this page.
 
 - *published* is the value that the source gives, or that follows from its theory.
 - *here* is our result: the mean of all replicates, which are runs of the same model.
