@@ -163,14 +163,14 @@ class Steps(_Settings):
     seed: int = _setting(0, "the seed of the agents' random numbers", ge=-(2**63), lt=2**63)
     wait_for: Literal["all", "senders", "neighbours"] = _setting(
         "all",
-        "'all': each group waits for all groups; 'senders': each group waits only for groups that may send to it "
-        "(see messaging.steps.declare); 'neighbours': each agent, before it calls a language model, waits only for its "
-        "neighbours",
+        "the groups for which a group waits at the end of a step; 'all': all groups; 'senders': only groups that may "
+        "send to it (see messaging.steps.declare); 'neighbours': all groups, but an agent calls a language model as "
+        "soon as its neighbours have ended the step before",
     )
     ahead: int = _setting(
         16,
-        "with wait_for='neighbours': an agent may call a language model up to this many steps before the step that "
-        "the call is for",
+        "with wait_for='neighbours': an agent may call a language model for a step that has not begun, at most this "
+        "many steps early",
         ge=1,
         le=64,
     )
@@ -259,7 +259,8 @@ class Calls(_Settings):
     )
     cost: Price | dict[str, Price] | None = _setting(
         None,
-        "the price of all language models, or the price of each model by its name, or by the beginning of its name",
+        "one price for all language models, or a dict with a price for each language model; a key of the dict is a "
+        "model's name, or the beginning of its name",
     )
     keep_arguments: bool = _setting(True, "keep the arguments of calls in the log's folder, and in the folder `store`")
     store: str | Path | None = _setting(
@@ -624,7 +625,10 @@ class MessagingConfig(_Settings):
         8 * 2**20, "most bytes of one payload as JSON; the setting may be up to 64 MiB", gt=0, le=PAYLOAD_LIMIT
     )
     state_bytes: int = _setting(
-        64 * 2**20, "most bytes of a transaction's state; the setting may be up to 256 MiB", gt=0, le=TRANSACTION_BYTES
+        64 * 2**20,
+        "most bytes of the state that one transaction (messager.transaction) stores; the setting may be up to 256 MiB",
+        gt=0,
+        le=TRANSACTION_BYTES,
     )
     complete_messages: PositiveInt = _setting(
         1_000_000, "how many messages one fetch with `complete=True` may return; above it FetchTooLarge is raised"
@@ -657,7 +661,8 @@ class MessagingConfig(_Settings):
     )
     loan_s: PositiveFloat = _setting(
         LOAN_S,
-        "seconds that a group's handle may hold fetched messages; after that other handles of the group get them",
+        "seconds that a `Group` object may hold messages that it has fetched; after that the group's next fetch "
+        "returns them again",
         le=_LONGEST_S,
     )
     dead_bytes: PositiveInt = _setting(
