@@ -300,7 +300,7 @@ def parts_of(batch: Batch, rules: Sequence[Rule]) -> Iterator[NDArray[np.intp]]:
     while len(left):
         keys = [senders.keys[code] for code in left.tolist()]
         room = np.min([rule.room(keys) for rule in counting], axis=0)
-        until = np.minimum(begin[left] - firsts[left] + np.minimum(room, batch.rows), batch.rows)
+        until = np.minimum(begin[left] - firsts[left] + np.clip(room, 1, batch.rows), batch.rows)
         stop = np.searchsorted(places, left * (batch.rows + 1) + until)
         counts = stop - begin[left]
         taken = np.arange(counts.sum()) + np.repeat(stop - np.cumsum(counts), counts)

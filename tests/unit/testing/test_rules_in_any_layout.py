@@ -131,3 +131,22 @@ def test_a_quota_of_blocked_messages_counts_message_by_message():
         assert state["learned"] == expected
         count += len(expected)
     assert found.fates["blocked"] == count
+
+
+def test_a_rule_that_says_a_sender_has_no_room_judges_one_message_at_a_time():
+    class NoRoom(Rule):
+        counts_blocked = True
+
+        def room(self, senders):
+            return [0] * len(senders)
+
+        def check(self, message):
+            return block("one") if message.payload["n"] == 1 else ALLOW
+
+    def person(me, inbox):
+        me.state["heard"] = [message.payload["n"] for message in inbox]
+        for n in range(3):
+            me.send(1 - me.id, {"n": n})
+
+    found = run(person, agents=2, until=2, rules=[NoRoom()], progress=False)
+    assert [state["heard"] for state in found.states.values()] == [[0, 2], [0, 2]]
