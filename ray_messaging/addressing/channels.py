@@ -124,7 +124,7 @@ def check_id(agent_id: object) -> AgentId:
         if _INTEGER.fullmatch(agent_id) and INT64_MIN <= int(agent_id) <= INT64_MAX:
             return int(agent_id)
         _check_text(
-            "agent id", agent_id, remedy=". Or give these agents numbers as ids, and keep a table of their names"
+            "agent id", agent_id, remedy="; or give these agents numbers as ids, and keep a table of their names"
         )
         return str(agent_id)  # a numpy str becomes a plain str, because a numpy str could not be encoded later
     if isinstance(agent_id, UUID):

@@ -151,7 +151,8 @@ def join_ray(exp_id: str, *, as_driver: bool = False) -> bool:
     unread = any(isinstance(seen, str) for seen in found.values())
     raise UnknownName(
         f"no experiment {exp_id!r} {'was found' if unread else 'runs'} in the Ray cluster{'s' * (len(found) > 1)} at "
-        f"{', '.join(f'{cluster} ({_told(seen)})' for cluster, seen in found.items())}: set RAY_ADDRESS to the "
+        f"{', '.join(f'{cluster} ({_told(seen)})' for cluster, seen in found.items())}: "
+        f"{'see by `ray status` why a cluster cannot be read, or ' if unread else ''}set RAY_ADDRESS to the "
         f"host:port of the experiment's cluster, or start it by Messaging.start({exp_id!r})",
         kind="experiment",
         value=exp_id,
@@ -162,7 +163,7 @@ def _told(seen: Collection[str] | str) -> str:
     """Return a text for an error: the experiments of a cluster, or the reason why they are unknown."""
     if isinstance(seen, str):
         return f"its experiments cannot be read: {seen}"
-    return f"there are: {', '.join(sorted(seen))}" if seen else "none runs there"
+    return f"its experiments: {', '.join(sorted(seen))}" if seen else "it has no experiments"
 
 
 def look_into_clusters(*, quiet: bool) -> dict[str, Collection[str] | str]:

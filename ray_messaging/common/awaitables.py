@@ -74,7 +74,8 @@ def call_problem(function: Callable[..., object], arguments: int) -> str | None:
     try:
         signature.bind(*range(arguments))
     except TypeError as error:
-        return f"{error} (its parameters are {signature})"
+        why = "it takes fewer by position" if str(error) == "too many positional arguments" else str(error)
+        return f"{why} (its parameters are {signature})"
     return None
 
 

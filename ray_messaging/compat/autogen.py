@@ -486,7 +486,7 @@ class _ActorRuntime(RayAgentRuntime):
         receipt = await messager.send(sender, f"{_TOPICS}/{context.topic_id.type}", payload)
         if receipt.fate not in STORED:
             logger.warning(
-                "an event of topic %s was not delivered, it is %s: %r", context.topic_id, receipt.fate, receipt
+                "an event of topic %s was not delivered; its fate is %r: %r", context.topic_id, receipt.fate, receipt
             )
 
 

@@ -329,10 +329,10 @@ class Conversation:
 
 def _unanswered(agent: AgentId | None, receipt: Receipt | None, timeout: float | None) -> NoAnswer:
     if receipt is None:
-        asked = "questions were" if agent is None else f"question to agent {agent!r} was"
+        asked = "questions" if agent is None else f"question to agent {agent!r}"
         question, fate = "", NAMES[UNKNOWN]
-        why = f"the {asked} not sent, or the server has not confirmed it,"
-        remedy = "look for a full mailbox, and at the server (messaging.health())"
+        why = f"the server has not confirmed the {asked}"
+        remedy = "look in messaging.health() for a full mailbox or a fault of the server"
     else:
         question, fate = receipt.message_id, receipt.fate
         why = f"agent {agent!r} gave no answer to question {question}"

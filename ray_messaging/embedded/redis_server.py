@@ -63,7 +63,7 @@ unixsocket "{redis.socket_dir}/{redis.port}.sock"
 unixsocketperm 700
 """
 HINTS: Final = {
-    "data_dir": "pass another directory, in which this user may write",
+    "data_dir": "pass a directory, existing or new, in which this user may write",
     "held": "shut down that server's experiment, or pass another directory",
     "port": "other programs took each free port before the server could use it: try again",
     "server": "the log says why. You can also use a server of your own: redis=RedisConfig(...)",

@@ -200,7 +200,10 @@ class DelegatedRules:
                 "the interceptor does not answer a request for its rules, so it is asked about each batch: %s", error
             )
         except FrameError as error:
-            logger.warning("the interceptor's rule snapshot cannot be used, so it judges each batch: %s", error)
+            logger.warning(
+                "the copy of the rules from the interceptor cannot be used, so the interceptor judges each batch: %s",
+                error,
+            )
             self.drop()
             self._not_before = self._loop.time() + SNAPSHOT_RETRY.first_s
 

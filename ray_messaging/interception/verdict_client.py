@@ -378,8 +378,8 @@ class RemoteVerdictClient(VerdictClient):
             self._by_ray_until = asyncio.get_running_loop().time() + LANE_RETRY.first_s
             if self.route == "lane":
                 logger.warning(
-                    "cannot open the verdict lane, the interceptor's socket, at %r (%s), so verdicts are asked for by "
-                    "Ray calls, which are slower",
+                    "cannot open the interceptor's socket (the verdict lane) at %r (%s), so the verdicts of the rules "
+                    "are asked for by Ray calls, which are slower",
                     address,
                     error,
                 )

@@ -112,13 +112,15 @@ def content_digest_of(
 def _untold(place: str, value: object) -> ConfigError:
     why = f" {value}" if isinstance(value, str) else f" is {short_repr(value)}, which cannot be compared"
     remedy = (
-        "name a value that stands for it, as in me.remember(by_content(function, uses='gpt-4o at example.org'), ...)"
+        "say in uses= what the function uses, as in "
+        "me.remember(by_content(function, uses='gpt-4o at example.org'), ...)"
     )
     if place.startswith(("arguments", "uses=")):
         remedy = "pass plain values"
     return ConfigError(
         f"Calls(store=) cannot tell whether calls of me.remember are equal, because {place or 'the function'}{why}: "
-        f"{remedy}. Or share no answers of the function, by by_content(function, sample=None)"
+        f"{remedy}. Or have each call made, even if it equals another: "
+        "me.remember(by_content(function, sample=None), ...)"
     )
 
 

@@ -229,7 +229,7 @@ class DeliveryLeases:
 
     def _late(self, token: Token, messages: int) -> CommitFailed:
         held_s, name = max(0.0, time.time() - token.lent_at), self._fetcher.name
-        why = "The process that had fetched them before failed or ended, or the group's actor did: look for its error"
+        why = "The process that first fetched them, or the group's actor, has failed or ended: look for its error"
         if held_s > self._lease_s:
             why = (
                 f"The time to acknowledge them, MessagingConfig.loan_s={self._lease_s:g} seconds, had passed: fetch "

@@ -252,9 +252,9 @@ def _checked(raw: object, noun: str) -> AgentId:
         raise RowError(f"the {noun} is empty: give it an id, or drop the row{_OF_LOG if raw is None else ''}")
     if type(raw) is str and _FLOAT_ID.fullmatch(raw):
         raise RowError(
-            f"the {noun} {raw!r} is a whole number written as a float, which would be another agent than "
-            f"{raw.partition('.')[0]}: write it without a point (in pandas by astype('Int64')). If it is a name and no "
-            f"number, write a letter before it, by the template {FIELDS[noun][0]}_field='v{{field}}'"
+            f"the {noun} {raw!r} is a whole number written as a float, which would be another agent than the "
+            "same number as an int: write it as an int (in pandas by astype('Int64')). If it is a name and no number, "
+            f"put a letter before it by {FIELDS[noun][0]}_field='v{{...}}', with the name of its field in the braces"
         )
     try:
         return check_id(raw)

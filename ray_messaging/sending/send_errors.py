@@ -1,6 +1,7 @@
 """The errors of messages that were not sent, or that may not have been sent."""
 
 from ray_messaging.errors import (
+    Closed,
     ConfigError,
     Fenced,
     InterceptorUnavailable,
@@ -137,10 +138,14 @@ def unknown(cause: Exception) -> OutcomeUnknown:
         )
     if isinstance(cause, OutcomeUnknown):  # a new error would say less than the cause
         return cause
+    remedy = (
+        "Check whether they have arrived, or send them again: then some may arrive twice. As long as this messager "
+        "does not reach the server, they may still arrive"
+    )
+    if isinstance(cause, Closed):  # this messager can send nothing again
+        remedy = "Check whether they have arrived"
     error = OutcomeUnknown(
-        f"the server did not answer, so these messages may or may not have been sent ({cause}). Check whether they "
-        "have arrived, or send them again: then some may arrive twice. As long as this messager does not reach the "
-        "server, they may still arrive"
+        f"the server has not confirmed these messages, so they may or may not have been sent ({cause}). {remedy}"
     )
     error.__cause__ = cause
     return error

@@ -107,7 +107,7 @@ class CallMemory:
             try:
                 kept = await self._store.remembered(self._group, self.step)
             except MessagingError as error:
-                raise self._break(str(error)) from error
+                raise self._break(f"the stored results of me.remember could not be read: {error}") from error
         parents = {} if self.parent is None else await asyncio.to_thread(self.parent)
         answers = {key: (PARENT, result) for key, result in parents.items()}
         for key, result in kept.items():
@@ -198,15 +198,14 @@ class CallMemory:
                 if await self._store.remember(self._group, self._attempt, self.step, part):
                     return
             except MessagingError as error:
-                raise self._break(str(error)) from error
-            self._break("another process runs this group now, or this step has ended already. End this process")
+                raise self._break(f"results of me.remember could not be stored: {error}") from error
+            self._break("another process runs this group now, or the step has ended already: end this process")
         assert self.broken is not None
         raise self.broken
 
     def _break(self, why: str) -> StepAborted:
         self.broken = StepAborted(
-            f"step {self.step} of group {self._group!r} is not committed, because results of its calls could not be "
-            f"stored: {why}",
+            f"step {self.step} of group {self._group!r} is not committed, because {why}",
             step=self.step,
             group=self._group,
         )

@@ -275,7 +275,7 @@ class RedisIngress:
         names = [*newest, self._brackets.decode(), *self._ears]
         listed = ", ".join(f"&{name}" for name in names[:_NAMED]) + (", ..." if len(names) > _NAMED else "")
         host, port = self._link.address
-        return ServerRefused(f"{error} (our user lacks one of these rights: {listed})", host=host, port=port)
+        return ServerRefused(f"{error} (the missing right is one of these: {listed})", host=host, port=port)
 
     async def _watch(self, connection: Feed) -> None:
         """Wait until the connection ends, and raise the reason. If nothing arrives for some seconds, send a PING."""

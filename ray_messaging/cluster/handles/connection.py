@@ -252,6 +252,6 @@ def experiments_here() -> set[str]:
 
 def unknown_experiment(exp_id: str, there: set[str]) -> UnknownName:
     """Build the error for an experiment that is not among `there`, the experiments of this Ray cluster."""
-    found = f"there are: {', '.join(sorted(there))}" if there else "none runs there"
+    found = f"its experiments: {', '.join(sorted(there))}" if there else "it has no experiments"
     text = f"no experiment {exp_id!r} runs in the Ray cluster ({found}): start it by Messaging.start({exp_id!r})"
     return UnknownName(text, kind="experiment", value=exp_id)

@@ -279,7 +279,7 @@ class RunActor:
         except StepAborted as error:
             if type(error.__cause__) is ConnectionFailed:  # the step has waited for the server as long as it may
                 raise error.__cause__ from None
-            logger.warning("%s; it runs again", error)
+            logger.warning("%s; the step runs again", error)
             return False
         return True
 

@@ -168,7 +168,10 @@ def _check_model(name: str, model: Any, written: str) -> None:  # noqa: ANN401 -
 
 def _check_start(name: str, start: Any) -> None:  # noqa: ANN401 - what a user passed
     if not callable(start) or is_async(start):
-        raise ConfigError(f"{name}={start!r} must be a plain function that returns a dict: lambda me: {{}}")
+        why = ", but it is async" if callable(start) else ""
+        raise ConfigError(
+            f"{name}={start!r} must be a plain function that returns a dict, such as lambda me: {{}}{why}"
+        )
     if problem := call_problem(start, 1):
         raise ConfigError(f"{name}={start!r} must take one argument, such as lambda me: {{}}: {problem}")
 

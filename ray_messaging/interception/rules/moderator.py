@@ -129,7 +129,8 @@ class Moderator(SlowRule):
         self.name = check_name(name)
         self._judge = _check_judge(judge, name)
         if key is not None and (not callable(key) or is_async(key)):
-            raise RuleError(f"key must be a plain function of a message, not {key!r}", rule=name)
+            why = "it is async" if callable(key) else "it is no function"
+            raise RuleError(f"key={key!r} must be a plain function of a message: {why}", rule=name)
         self.timeout_s = check_positive("timeout_s", timeout_s, name)
         self.concurrency = check_count("concurrency", concurrency, 1, name)
         self.cache = check_count("cache", cache, 0, name)

@@ -90,7 +90,8 @@ def tls_trouble(error: BaseException, config: RedisConfig) -> str | None:
     if found is not None and "ALERT" in (found.reason or ""):
         return (
             f"the server ended the TLS handshake ({found.reason}): if it requires a certificate of its clients, set "
-            "ssl_certfile and ssl_keyfile to a certificate that its authority has signed; TLS must be 1.2 or newer"
+            "ssl_certfile and ssl_keyfile to a certificate that the server's authority has signed; TLS must be 1.2 or "
+            "newer"
         )
     if found is not None:
         return f"TLS failed ({found.reason or found}): does the server speak TLS on this port? If not, set ssl=False"
@@ -99,8 +100,14 @@ def tls_trouble(error: BaseException, config: RedisConfig) -> str | None:
     if not any(sign in str(error) for sign in _HUNG_UP):
         return None
     if config.ssl:
-        return f"{error}: if it speaks no TLS on this port, set ssl=False; it may ask for a certificate (ssl_certfile)"
-    return f"{error}: if it speaks TLS on this port, set ssl=True (rediss://), with ssl_ca_certs of its authority"
+        return (
+            f"{str(error).rstrip('.')}; if the server speaks no TLS on this port, set ssl=False. If it requires a "
+            "certificate of its clients, set ssl_certfile and ssl_keyfile"
+        )
+    return (
+        f"{str(error).rstrip('.')}; if the server speaks TLS on this port, set ssl=True (rediss://), and ssl_ca_certs "
+        "to the certificate of the authority that signed the server's"
+    )
 
 
 def _ssl_error(error: BaseException | None) -> ssl.SSLError | None:

@@ -406,7 +406,8 @@ class RedisLink:
 
     def _look_at(self) -> str:
         if self.outage is None:
-            return "check that it runs and that host and port are right"
+            right = "the path of its socket is" if self.where.startswith("/") else "host and port are"
+            return f"check that it runs and that {right} right"
         return (
             "check that it runs, and check the network between the two machines, then start again with "
             "on_existing='resume': all committed steps are kept"
@@ -431,11 +432,12 @@ class RedisLink:
             right = right_of(error)
             which = "a right" if right is None else f"the right {right}"
             more = (
-                "; the command `ray-messaging doctor`, or ACL LOG on the server, names the missing one"
-                if right is None
-                else ""
+                "; the command `ray-messaging doctor`, or ACL LOG on the server, shows which" if right is None else ""
             )
-            return f"its user lacks {which}: docs/security.md lists the rights that ray_messaging needs{more}"
+            return (
+                f"the user of this client lacks {which}: docs/security.md lists the rights that ray_messaging "
+                f"needs{more}"
+            )
         if "WRONGTYPE" in str(error):
             return (
                 "another program has written a key of this experiment: give each program an exp_id or a db of its own"

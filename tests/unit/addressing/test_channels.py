@@ -121,7 +121,7 @@ def test_ids_and_their_forms_correspond_one_to_one(text):
 def test_an_id_that_is_refused_is_to_be_a_number(agent_id):
     with pytest.raises(
         InvalidAddress,
-        match=r"cannot be used: .* Or give these agents numbers as ids, and keep a table of their names$",
+        match=r"cannot be used: .*; or give these agents numbers as ids, and keep a table of their names$",
     ):
         check_id(agent_id)
 

@@ -45,7 +45,7 @@ def test_the_one_with_the_experiment_is_found(joined):
 
 def test_none_is_joined_where_no_cluster_has_the_experiment(joined):
     first = r"10.0.0.1:1 \(its experiments cannot be read: wrong token\)"
-    seen = rf"{first}, 10.0.0.1:2 \(there are: town\), 10.0.0.1:3 \(none runs there\)"
+    seen = rf"{first}, 10.0.0.1:2 \(its experiments: town\), 10.0.0.1:3 \(it has no experiments\)"
     for find in (clusters.join_ray, Messaging.connect):
         with pytest.raises(UnknownName, match=f"no experiment 'nowhere' was found in the Ray clusters at {seen}"):
             find("nowhere")
@@ -134,9 +134,8 @@ def test_a_cluster_that_says_nothing_is_asked_once_and_named(monkeypatch, capfd)
     with socket.create_server(("127.0.0.1", 0)) as silent:  # as a stopped process: its system accepts connections
         address = f"127.0.0.1:{silent.getsockname()[1]}"
         monkeypatch.setattr(clusters, "local_clusters", lambda **_: [address])
-        with pytest.raises(
-            UnknownName, match=f"at {address} .its experiments cannot be read: no answer within 0.1 s.: set"
-        ):
+        seen = f"at {address} .its experiments cannot be read: no answer within 0.1 s.: see by `ray status`"
+        with pytest.raises(UnknownName, match=seen):
             clusters.join_ray("town")
     with pytest.raises(UnknownName, match=f"at {address} .*refused"):  # and one that has ended
         clusters.join_ray("town")

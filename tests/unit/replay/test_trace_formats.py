@@ -194,7 +194,7 @@ def test_csv_named_fields_and_awkward_text(write):
         (
             CSV + "2,1.0,3,x\n",
             4,
-            "write a letter before it, by the template to_field='v{field}'",
+            "put a letter before it by to_field='v{...}', with",
         ),
         (CSV + "-1.00,1,3,x\n", 4, "the sender '-1.00' is"),
         (CSV + "1.1439261872364217e+18,1,3,x\n", 4, "in pandas by astype('Int64')"),
