@@ -135,7 +135,7 @@ def test_a_quota_of_blocked_messages_counts_message_by_message():
 
 def test_a_rule_that_says_a_sender_has_no_room_judges_one_message_at_a_time():
     class NoRoom(Rule):
-        counts_blocked = True
+        needs_payload = counts_blocked = True
 
         def room(self, senders):
             return [0] * len(senders)
