@@ -79,4 +79,5 @@ def _with_whole_numbers(value: Any) -> Any:  # noqa: ANN401 - in JSON's types
         return {name: _with_whole_numbers(each) for name, each in value.items()}
     if isinstance(value, list):
         return [*map(_with_whole_numbers, value)]
-    return int(value) if isinstance(value, float) and value.is_integer() and abs(value) <= MOST_EXACT else value
+    # 2**53 itself stays a float, because it may have been 2**53 + 1.
+    return int(value) if isinstance(value, float) and value.is_integer() and abs(value) < MOST_EXACT else value

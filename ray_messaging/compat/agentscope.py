@@ -373,6 +373,9 @@ class RayMessageBus(MessageBus):  # type: ignore[misc,unused-ignore]  # without 
             done, at = self._held.get(key, ([], 0.0))
             if at > before:
                 return []
+            # If this call fails or is cancelled, the next `_settle` tells the server. The server then gives any bus the
+            # items that this call may have handed out. Otherwise nobody would get them while this bus lives.
+            self._held[key] = done, -math.inf
             firsts, found = await self._run("bus_drain", key, most, *done)
             self._held.pop(key, None)
             if firsts:

@@ -166,7 +166,10 @@ def _many_form(value: Any, place: Place) -> Any:  # noqa: ANN401 - a list, a tup
         return [_form(part, (place, at)) for at, part in enumerate(value)]
     # The members are sorted, because the order of a set differs between processes.
     if isinstance(value, set | frozenset):
-        return sorted([_form(part, place) for part in value], key=encode_dict)
+        parts = sorted([_form(part, place) for part in value], key=encode_dict)
+        if all(isinstance(part, int | float) for part in parts) or all(isinstance(part, str) for part in parts):
+            parts.sort()  # as JSON texts, 10 would come before 9
+        return parts
     listed = _listed(value, place)
     finite = value.dtype.kind == "f" and np.isfinite(value).all() and not isinstance(listed, np.generic)
     return listed if finite else _form(listed, place)
@@ -296,9 +299,10 @@ def _as_json(value: object) -> object:
 def _same(value: object) -> object:
     """Return the JSON value of a numpy value, a Msg, or an object whose class derives from str, int or float."""
     if isinstance(value, np.generic | np.ndarray):
-        if value.dtype.kind in "mM":
-            raise TypeError("only json_form can convert numpy's dates and times")
-        return value.tolist()
+        if value.dtype.kind == "m":
+            raise TypeError("JSON has no timedelta64")
+        # The callers refuse NaT.
+        return (value.astype(str) if value.dtype.kind == "M" else value).tolist()
     if isinstance(value, Msg):
         return value.to_dict()
     if isinstance(value, str):

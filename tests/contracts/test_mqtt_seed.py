@@ -15,7 +15,7 @@ from inspect import signature
 
 import aiomqtt
 import pytest
-from support.contracts import WAIT_S, fetch_all
+from support.contracts import WAIT_S, fetch_all, until
 from support.interceptors import Foreign, interceptor_with
 
 from ray_messaging import Messager, Messaging, MessagingConfig, Msg, rules
@@ -380,6 +380,28 @@ async def test_fetch_messages_after_stop_returns_what_had_come_and_ends_waiting(
     assert await asyncio.wait_for(waiting, WAIT_S) == []
 
 
+async def test_of_two_fetches_that_wait_for_ever_each_gets_a_message(open_one, exp):
+    messager = await open_one(f"{exp}/a")
+    fetching = [asyncio.create_task(messager.fetch_messages(timeout=None)) for _ in range(2)]
+    await asyncio.sleep(0)  # so that they wait
+    await messager.send_message(f"{exp}/a", {"n": 0})
+    async with asyncio.timeout(WAIT_S):
+        await asyncio.wait(fetching, return_when=asyncio.FIRST_COMPLETED)
+        await messager.send_message(f"{exp}/a", {"n": 1})
+        found = await asyncio.gather(*fetching)
+    assert sorted(map(numbers, found)) == [[0], [1]]
+
+
+async def test_a_subscribe_with_a_full_inbox_says_so(open_one, exp, mosquitto_config):
+    config = mosquitto_config.model_copy(update={"timeout": 0.5})
+    messager = await open_one(f"{exp}/a", config=config, settings=MessagingConfig(inbox_messages=1))
+    await messager.send_message(f"{exp}/a", {"n": 0})
+    await until(lambda: not messager._in.room.is_set())
+    with pytest.raises(ConnectionFailed, match="inbox is full"):
+        await messager.subscribe(f"{exp}/b", 1)
+    assert numbers(await messager.fetch_messages(timeout=WAIT_S)) == [0]
+
+
 async def test_a_full_inbox_leaves_the_rest_at_the_broker(open_one, exp):
     small = MessagingConfig(inbox_messages=10)
     messager, sender = await open_one(f"{exp}/a", settings=small), await open_one()
@@ -497,6 +519,21 @@ async def test_stop_waits_for_the_receipts_of_what_is_judged_or_published(open_o
     await stopping
     assert all(receipt.sent for receipt in await asyncio.gather(*sending))
     assert numbers(await fetch_all(messager, 100)) == [*range(100)]
+
+
+async def test_a_send_that_races_with_a_disconnect_ends(open_one, exp):
+    messager = await open_one()
+
+    async def send_on():
+        while True:
+            await messager.send_message(f"{exp}/a", {})
+
+    sending = asyncio.create_task(send_on())
+    await asyncio.sleep(0.1)
+    await messager.disconnect()
+    async with asyncio.timeout(WAIT_S):
+        with pytest.raises(Closed):
+            await sending
 
 
 def test_without_the_extra_its_name_is_said():

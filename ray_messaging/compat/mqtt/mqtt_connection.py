@@ -87,6 +87,7 @@ class Connection:
         self._opened: asyncio.Future[None] = self._loop.create_future()
         self._moved = False  # whether something was acknowledged or received over the present connection
         self._lasted = self._closing = False  # whether the last connection was steady; whether `close` was called
+        self._full = False  # whether this client has closed the last connection because the inbox was full
         self._task: asyncio.Task[None] | None = None
         self._client = client = Client(
             CallbackAPIVersion.VERSION2, client_id=identifier, protocol=MQTTv5, reconnect_on_failure=False
@@ -159,6 +160,11 @@ class Connection:
             async with asyncio.timeout(timeout_s):
                 await self._up.wait()
         except TimeoutError:
+            if not self.room.is_set():
+                raise self._away(
+                    "the inbox is full, so this messager receives nothing until messages are fetched: await "
+                    "fetch_messages() first"
+                ) from None
             raise self._away(
                 f"there was no connection to the broker at {self._where} for {timeout_s:g} s: check that it runs, "
                 "and check the network to it"
@@ -263,7 +269,8 @@ class Connection:
                 self._up.set()  # waiting callers wake up, and get the error
                 self._on_end()
                 return
-            if not self.room.is_set():  # the inbox is full; meanwhile messages wait at the broker
+            if self._full:  # meanwhile messages wait at the broker
+                self._full = False
                 await self.room.wait()
                 continue
             level = logging.WARNING if self._lasted else logging.INFO
@@ -368,6 +375,7 @@ class Connection:
         )
         if self._on_message is not None and not self._on_message(made):
             self.room.clear()
+            self._full = True
             if (sock := self._client.socket()) is not None:
                 self._loop.remove_reader(sock)
             self._client.disconnect()

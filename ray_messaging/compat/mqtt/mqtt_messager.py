@@ -7,6 +7,7 @@ import uuid
 from abc import ABCMeta
 from collections import deque
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from types import TracebackType
 from typing import Any, NamedTuple, Self
 
@@ -166,6 +167,9 @@ class Messager(metaclass=_ActorClass):
             await self._outbox.join()
             await asyncio.gather(*self._publishing, return_exceptions=True)
             await end(self._sending)
+            # Another task may have sent since the outbox was empty, and nothing would send these messages now.
+            left = [self._outbox.get_nowait() for _ in range(self._outbox.qsize())]
+            _fail(left, Closed("this messager was disconnected, and this message was not sent", unsent=True))
             out, heard, self._out, self._in = self._out, self._in, None, None
             self._listening = False
             self._filters.clear()
@@ -443,13 +447,13 @@ class Messager(metaclass=_ActorClass):
                 self._warned = True
                 logger.warning(remedy)
             return []
-        if not self._inbox and self._in is not None and self._in.ended is None and timeout != 0:
-            self._came.clear()
-            try:
+        if timeout != 0:
+            with suppress(TimeoutError):
                 async with asyncio.timeout(timeout):
-                    await self._came.wait()
-            except TimeoutError:
-                pass
+                    # Another call that waits may have fetched what came.
+                    while not self._inbox and self._in is not None and self._in.ended is None:
+                        self._came.clear()
+                        await self._came.wait()
         found = [*self._inbox]
         self._inbox.clear()
         if not found and self._in is not None and self._in.ended is not None:

@@ -72,7 +72,8 @@ move(KEYS[2], state, ARGV[7], ARGV[5], '0', ARGV[6], (state[8] or 0) + ARGV[8], 
 
 -- script bus_drain ----------------------------------------------------------------------------------------------------
 -- Hand out a queue's oldest entries. Entries that were handed to buses that have died come first. If this bus got a batch
--- earlier and does not name the batch as done, the answer was lost, and the batch is handed out again too.
+-- earlier and does not name the batch as done, the answer was lost, and the batch is handed out again too. What this call
+-- could hand out, but does not, is nobody's from now on, so that any bus gets it.
 --
 -- ARGV[4] key  [5] most entries; 0: none, but a queue is deleted if it is empty and all its batches are done
 -- ARGV[6...] the batches of this bus that are done, by their first entries
@@ -94,6 +95,7 @@ local oldest  -- the first entry of the oldest batch that is not done
 local function note(first)
   if not oldest or before(first, oldest) then oldest = first end
 end
+local NOBODY = '-'
 local function keep(first, bus, last)
   redis.call('HSET', taken, first, bus .. ' ' .. last)
   note(first)
@@ -105,7 +107,7 @@ for at = 1, #held, 2 do
     cursor = held[at + 1]
   else
     local bus, last = held[at + 1]:match('(%S+) (%S+)')
-    if bus == owner or not lives(bus) then free[#free + 1] = {held[at], bus, last} else note(held[at]) end
+    if bus == owner or not lives(bus) then free[#free + 1] = {held[at], last} else note(held[at]) end
   end
 end
 table.sort(free, function(a, b) return before(a[1], b[1]) end)
@@ -126,13 +128,13 @@ local function hand_out(from, to)
 end
 
 for _, batch in ipairs(free) do
-  local first, bus, last = unpack(batch)
+  local first, last = unpack(batch)
   if #found == most then
-    note(first)
+    keep(first, NOBODY, last)
   else
     redis.call('HDEL', taken, first)
     local _, left = hand_out(first, last)
-    if left then keep(left, bus, last) end
+    if left then keep(left, NOBODY, last) end
   end
 end
 local last = hand_out(cursor and '(' .. cursor or '-', '+')

@@ -12,7 +12,8 @@ pytest.importorskip("a2a.client", reason="a2a-sdk is not installed")
 import httpx
 from a2a.client import A2ACardResolver, ClientConfig, ClientFactory
 from a2a.helpers import get_data_parts, get_text_parts, new_data_part, new_text_part, new_url_part
-from a2a.types import CancelTaskRequest, GetTaskRequest, Message, Role, SendMessageRequest, TaskState
+from a2a.types import CancelTaskRequest, GetTaskRequest, Message, Part, Role, SendMessageRequest, TaskState
+from google.protobuf import json_format
 from support.interceptors import interceptor_with
 
 from ray_messaging import rules
@@ -195,6 +196,13 @@ def test_a_payload_that_would_change_is_no_part(payload):
 def test_a_payload_in_json_is_the_same_after_its_way_through_parts():
     payload = {"content": "x", "n": [2**53, -(2**53), 0.1, True, None, {"a": ""}]}
     assert payload_of(parts_of(payload)) == payload
+
+
+def test_a_whole_number_of_a_client_that_a_float_cannot_hold_does_not_arrive_as_an_int():
+    for number in (2**53 + 1, 2**60 + 1):
+        arrived = payload_of([json_format.ParseDict({"data": {"n": number}}, Part())])["n"]
+        assert (type(arrived), arrived) == (float, float(number))
+    assert type(payload_of([json_format.ParseDict({"data": {"n": 2**53 - 1}}, Part())])["n"]) is int
 
 
 @pytest.mark.parametrize("body", [b"", b"no json", b"[]", b"{}", b'{"jsonrpc":"2.0"}', b"[" * 100_000, b'"\\ud800"'])

@@ -126,6 +126,37 @@ async def test_drains_that_were_cancelled_or_ended_by_an_error_lose_nothing(bus,
     assert [item["n"] for _, item in found] == [*range(300)]
 
 
+async def test_items_of_a_cancelled_drain_go_to_another_bus_while_the_first_one_lives(bus, local):
+    async with RayMessageBus(local) as other:
+        for n in range(10):
+            await bus.queue_push(f"work-{n}", {"n": n})
+            draining = asyncio.create_task(other.queue_drain(f"work-{n}"))
+            for _ in range(n):
+                await asyncio.sleep(0)
+            draining.cancel()
+            with suppress(asyncio.CancelledError):
+                await draining
+                continue
+            found = []
+
+            async def drained(n=n, found=found):
+                found += await bus.queue_drain(f"work-{n}")
+                return found
+
+            await until(drained)
+            assert [item["n"] for _, item in found] == [n]
+
+
+async def test_a_drain_of_fewer_items_than_a_cancelled_one_leaves_the_rest_to_all(bus, local):
+    async with RayMessageBus(local) as other:
+        await bus.queue_push_all("work", [{"n": n} for n in range(10)])
+        draining = asyncio.create_task(other.queue_drain("work"))
+        await asyncio.sleep(0)
+        draining.cancel()
+        found = await other.queue_drain("work", 3) + await bus.queue_drain("work")
+        assert [item["n"] for _, item in found] == [*range(10)]
+
+
 async def test_many_drainers_share_a_queue(bus, local):
     async with RayMessageBus(local) as other:
         await asyncio.gather(*(each.queue_push("work", {"n": n}) for n in range(500) for each in (bus, other)))

@@ -213,6 +213,7 @@ CHANGED = [
         for value in (pd.NaT, pd.Timedelta("NaT"))
     ),
     ({"born": Born(pd.NaT)}, r'payload\["born"\]\["at"\] is NaT'),
+    ({"born": Born(np.datetime64("NaT"))}, r'payload\["born"\]\["at"\] has NaT'),
     *(
         (
             {"n": value},
@@ -258,6 +259,9 @@ DATES = np.array(["2026-01-01", "2027-01-01", "2028-01-01"], "M8[ns]")
         ({"d": DATES[::2]}, b'{"d":["2026-01-01T00:00:00.000000000","2028-01-01T00:00:00.000000000"]}'),
         ({"d": DATES[:1], "t": (1, 2)}, b'{"d":["2026-01-01T00:00:00.000000000"],"t":[1,2]}'),
         ({"s": {"b", "c", "a"}, "n": 2**70}, b'{"s":["a","b","c"],"n":%d}' % 2**70),
+        ({"s": {100, 9, 10, 2.5}, "t": {"a!", "a"}}, b'{"s":[2.5,9,10,100],"t":["a","a!"]}'),
+        (Born(DATES[0]), b'{"at":"2026-01-01T00:00:00.000000000"}'),
+        (Born(DATES[1:]), b'{"at":["2027-01-01T00:00:00.000000000","2028-01-01T00:00:00.000000000"]}'),
         ({"messages": [INNER]}, msgspec.json.encode({"messages": [INNER.to_dict()]})),
         (OUTER, msgspec.json.encode(OUTER.to_dict() | {"content": {"said": [INNER.to_dict()], "n": 3}})),
     ],
