@@ -384,8 +384,8 @@ class Messager(names.ChannelNames):
         """Move agents to another group, with all messages that wait for them, in order. Either all move, or none.
 
         This call waits up to `timeout` seconds until the messages that were fetched for the agents are committed.
-        Until then, fetches return only messages that arrived before the first message that waits for one of these
-        agents. In an experiment with steps this call does not wait. The agents move when the next step opens.
+        Until then, fetches hold back the first message that waits for one of these agents, and all later messages. In
+        an experiment with steps this call does not wait. The agents move when the next step opens.
 
         Raises: MoveFailed if the fetched messages were not committed in time; UnknownName for an agent that is not
         here or a group that does not exist; AlreadyExists if the agents are in that group already.
@@ -427,9 +427,9 @@ class Messager(names.ChannelNames):
         Committed messages are not delivered again. When this call returns, the commit is durable, even if earlier
         messages are not committed yet. Committing a message a second time does nothing.
 
-        Raises: ConfigError for messages that were not fetched here; CommitFailed if too many separate
-        ranges of messages would be committed before older messages are; Fenced if a newer process has taken over the
-        mailbox, the queue where this messager's messages wait on the server.
+        Raises: ConfigError for messages that were not fetched here; CommitFailed if messages are committed
+        out of order with too many gaps of uncommitted messages between them; Fenced if a newer process has taken over
+        the mailbox, the queue where this messager's messages wait on the server.
         """
         await self._commit(messages)
         if messages is not None:

@@ -258,7 +258,7 @@ class Answers(AnswerTable):
 
 
 class GroupAnswers(AnswerTable):
-    """The answers to the questions of a group's handle: `for answer in answers` yields them as they arrive.
+    """The answers to questions that were asked by a group's handle: `for answer in answers` yields them as they arrive.
 
     `answers[i]` is the answer to question i as a Message, or None. `answered` is an array of the indices of the
     questions that have an answer. Three more arrays have the indices of other questions: `pending` of those that may

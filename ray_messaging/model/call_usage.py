@@ -64,8 +64,8 @@ class CallMeter:
 
     `waiting` is True while the call waits until a limit allows it to begin, or to try again.
 
-    Args: `price` returns the cost of the tokens that `add` counts, from the same arguments as `add` (None: there are no
-    prices). `step` is the step for which the call is made.
+    Args: `price` is called with the arguments of `add`, and returns their cost (None: there are no prices). `step` is
+    the step for which the call is made.
     """
 
     __slots__ = ("_price", "step", "used", "waiting")

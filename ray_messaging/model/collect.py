@@ -88,7 +88,7 @@ def check_collect(collect: object, every: object) -> None:
         raise ConfigError(
             f"collect={collect!r} must be a function that returns a dict, such as lambda me: {{'mood': "
             "me.state['mood']}, or an aggregate, such as Mean('mood') or Count('health'), or a list of at least "
-            "one aggregate. Of(agents, ...) takes any of these, but no other Of"
+            "one aggregate. To collect from some agents only, put any of these into Of(agents, ...), but no other Of"
         )
     aggregates = aggregates_of(collect)
     for each in aggregates:

@@ -527,8 +527,8 @@ class StepSends:
             or not low <= deliver_at <= high
         ):
             raise ConfigError(
-                f"deliver_at={deliver_at!r} in step {self.step}: a message can be read from step {low} on, and at the "
-                f"latest in step {high}, {self.horizon} steps ahead"
+                f"deliver_at={deliver_at!r} in step {self.step} must be the number of a later step, an int from "
+                f"{low} to {high}, at most {self.horizon} steps ahead"
             )
         return int(deliver_at)
 

@@ -128,7 +128,8 @@ def collect_of(collect: Any, aggregates: Sequence[Aggregate]) -> Any:  # noqa: A
     if collect is not None and not aggregates_of(collect):
         raise ConfigError(
             f"outcomes= has {aggregates[0]!r}, and collect= is a function: a run collects either aggregates or values "
-            "of each agent. Compute this outcome of the result, as lambda result: result.to_pandas()['mood'].mean()"
+            "of each agent. Use a function of the result as this outcome, such as lambda result: "
+            "result.to_pandas()['mood'].mean()"
         )
     return [*aggregates_of(collect), *aggregates]
 

@@ -102,7 +102,7 @@ async def test_a_message_is_read_in_a_later_step_within_the_horizon(group, deliv
     async for step in group.steps(until=2):
         if step.number == 1:
             for call in (partial(step.send, 1, 2, {}), partial(step.send_columns, [1], [2], {})):
-                with pytest.raises(ConfigError, match="from step 2 on, and at the latest in step 65, 64 steps ahead"):
+                with pytest.raises(ConfigError, match="a later step, an int from 2 to 65, at most 64 steps ahead"):
                     call(deliver_at=deliver_at)
 
 

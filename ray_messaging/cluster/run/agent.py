@@ -72,10 +72,10 @@ START = -1  # what stands for the step's number while the `start` function runs,
 class Agent(ReadOnlyAttributes):
     """One agent of a simulation in one step: what the agent knows, and what it can do.
 
-    `state` is the agent's own dict. The dict is kept when the step ends, and the next step begins with equal values.
-    `data` is the agent's row of the DataFrame that was passed to `run` as `agents`, `shared` is the object that was
-    passed to `run`, and `neighbours` are the agents to which this agent has an edge in the graph. `kind` is the agent's
-    kind, such as "trader", if the run has several kinds of agents, each with its own function.
+    `state` is the agent's own dict. What the dict holds when a step ends is there in the next step, too. `data` is the
+    agent's row of the DataFrame that was passed to `run` as `agents`, `shared` is the object that was passed to `run`,
+    and `neighbours` are the agents to which this agent has an edge in the graph. `kind` is the agent's kind, such as
+    "trader", if the run has several kinds of agents, each with its own function.
     """
 
     __slots__ = ("_place", "_society", "_stopped", "data", "id", "kind", "neighbours", "shared", "state")

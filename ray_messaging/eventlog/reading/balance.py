@@ -226,8 +226,8 @@ def _check_suspects(view: View, suspects: NDArray[np.uint64], sends: int, *, exp
         "fate: "
         + "; ".join(f"{name} {wrong[name]}" for name in offenders[:3])
         + (f"; and {len(wrong) - 3:,} more" if len(wrong) > 3 else "")
-        + ". Inspect them by log.query(...) with internal=True: mailbox, entry and row say where each "
-        "row was read",
+        + ". Inspect them by log.query(...) with internal=True: the columns mailbox, entry and row say "
+        "where each record was read",
         offenders=offenders,
     )
 

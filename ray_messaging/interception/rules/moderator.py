@@ -175,8 +175,8 @@ class Moderator(SlowRule):
     async def close(self) -> None:
         """Cancel the running calls, and wait up to a second for cancelled calls to end.
 
-        With `cache=0` this method cancels no call, because each call then ends when the wait for its verdict is
-        cancelled.
+        With `cache=0` this method has no call to cancel, because each call then belongs to the check of one message,
+        and ends with this check.
         """
         for call in (running := list(self._work.running.values())):
             call.cancel()
