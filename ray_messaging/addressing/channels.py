@@ -238,8 +238,8 @@ def parse_channel(exp_id: str, channel: object) -> Address:
         )
     if not channel.startswith("exps:"):
         _check_text("channel", channel)
-        # On such a channel, a foreign client could imitate the Pub/Sub messages by which our scripts mark their own
-        # ones.
+        # Our scripts publish a mark before and after the messages that they publish, on a channel that begins with
+        # `_OURS`. A client that may send on such a channel could imitate these marks.
         if channel.startswith(_OURS):
             raise InvalidAddress(
                 f"channel {channel!r} begins like the names that ray_messaging uses for its own keys: choose a name "

@@ -71,7 +71,8 @@ class Keys:
     # A mailbox's stream, by `mailbox:born`. The number `born` differs between mailboxes with the same name, so each has
     # another stream.
     stream = _mailbox_key("mailbox")
-    # A mailbox's stream during a transaction, by the mailbox (see script `large_frames`).
+    # The name of a mailbox's stream while a transaction appends large frames to it, by the mailbox's name (see
+    # `transports/large_frames.py`).
     open_stream = _key(START + "open")
     ended_stream = _key(START + "ended")  # the stream of a removed mailbox, by `mailbox:born` as well
     state = _mailbox_key("state")  # the state of a mailbox: reader epoch, cursor, counts, limits

@@ -391,7 +391,8 @@ class Messaging(AbstractContextManager["Messaging"]):
         """Return metrics of this experiment, as text in Prometheus' format, in at most 5 s.
 
         The metrics describe the server, the groups, the event log, and the interceptor, the actor that applies the
-        rules. What groups count and time is included only after `Messaging.start(..., metrics=True)`.
+        rules. The counts and durations that groups measure are included only if the experiment was started with
+        `Messaging.start(..., metrics=True)`.
 
         Raises: ImportError if prometheus-client is not installed.
         """

@@ -224,7 +224,7 @@ def _colored(name: str) -> str:
 def _wrong_keys(found: dict[Any, Any]) -> InvalidMsg:
     missing = tuple(sorted(_KEYS - found.keys()))
     extra = tuple(sorted(found.keys() - _KEYS, key=repr))
-    wrong = [f"{verb} {_listed(keys)}" for verb, keys in (("lacks", missing), ("has also", extra)) if keys]
+    wrong = [f"{verb} {_listed(keys)}" for verb, keys in (("lacks", missing), ("has the unknown keys", extra)) if keys]
     return InvalidMsg(
         f"this dict {' and '.join(wrong)}: a Msg's dict has the keys {', '.join(('__module__', '__name__', *_FIELDS))}",
         value=found,

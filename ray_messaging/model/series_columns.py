@@ -69,8 +69,8 @@ def _array_column(name: str, array: NDArray[Any]) -> tuple[str, NDArray[Any] | l
     kind = _NUMPY_KINDS.get(array.dtype.kind)
     if array.ndim != 1 or kind is None or (kind == "number" and array.dtype.itemsize > _LARGEST):
         raise UnfitValue(
-            f"collect returned {name}=array of {array.dtype} and shape {array.shape}: return one bool, number or str "
-            "for each agent"
+            f"collect returned for {name!r} an array with the dtype {array.dtype} and the shape {array.shape}: return "
+            "one bool, int, float or str for each agent"
         )
     if kind == "text":
         return column_of(name, array.tolist()) if len(array) else (kind, [])

@@ -75,7 +75,7 @@ class InFlight:
         self._parts: list[EntryRows] = []
         self._head = 0  # the index of the first item of `_parts` that is not entirely before the cursor
         self._nbytes = 0  # the bytes of frames that were taken entirely
-        # Two ways to find an item of `_parts`: the first numbers of all items, and the items by entry.
+        # Two ways to find an item of `_parts`: by the number of its first row, and by its entry.
         self._firsts: list[int] = []
         self._by_entry: dict[str, EntryRows] = {}
         self._starts: list[int] = []

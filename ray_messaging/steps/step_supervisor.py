@@ -181,7 +181,7 @@ class StepSupervisor:
         self._directory.update(*await self._transport.load_directory(self._directory.version))
 
     async def _current_routes(self) -> Routes:
-        """Load the directory of mailboxes; return to which mailboxes messages go that are sent in the open step."""
+        """Load the directory of mailboxes, and return the mailboxes to which messages of the open step go."""
         await self._reload()
         return self._directory.read_in(self._boxes.step + 1)
 

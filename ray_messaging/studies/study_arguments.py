@@ -51,8 +51,8 @@ def shared_steps_of(template: RunTemplate, design: Sequence[PlannedRun], step: A
         return None
     if isinstance(step, bool) or not isinstance(step, int) or step < 1:
         raise ConfigError(
-            f"vary_from={step!r} must be the number of a step, at least 1: from this step on, the parameters in "
-            "before= vary"
+            f"vary_from={step!r} must be the number of a step, at least 1. Before this step the parameters have the "
+            "values in before=, and from this step on the values of each row"
         )
     if not isinstance(before, Mapping) or not before:
         raise ConfigError(

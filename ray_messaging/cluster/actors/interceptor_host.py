@@ -195,7 +195,8 @@ class InterceptorHost:
             rules = [rule for rule in rules if rule is not black_list]
         for rule in kept or ():
             if rule.state is not None and not isinstance(rule, StepRule):
-                rule.state.load({})  # its pickle has its first state, which may have changed since
+                # The pickle of the rule has the state with which the rule was given. The newer state is on the server.
+                rule.state.load({})
                 rule.restored()
         settings = self._spec.settings
         # An answer is stored for as long as a sender may ask again about the same batch. The sender may wait for free

@@ -222,7 +222,7 @@ class BroadcastHearers:
     def _lack(self, batch: Batch, error: MessagingError) -> None:
         audience, version = audience_of(batch)
         text = f"broadcasts of {batch.sender} to audience {audience!r}, version {version}, have no hearers in the log"
-        self._lacking[f"{text}: {error}"] = None
+        self._lacking[f"{text}, because {error}"] = None
 
 
 class FrameHearers:

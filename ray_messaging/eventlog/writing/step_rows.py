@@ -380,11 +380,12 @@ class Earlier:
                     self._rules |= dict.fromkeys(keys[np.frombuffer(why.rows, "<u4")].tolist(), (why.rule, why.reason))
 
     def kept_in(self, part: LoggedPart, keys: NDArray[np.int64]) -> LoggedPart:
-        """Return messages that a rule for whole steps has changed, with the payloads that the agents had sent.
+        """Return `part`, messages that a rule for whole steps has changed, with the payloads that the agents had sent.
 
-        If the log note of a message names no rule, the rule that rewrote the message earlier is added.
+        If the log note of a message names no rule, this method adds the rule for single messages that had changed the
+        message before.
 
-        Args: `keys` has the key of each row, by which the rewrites of its message are found.
+        Args: `keys` has, for each row, the key under which this object keeps the earlier change of the message.
         """
         known = [(row, key) for row, key in enumerate(keys.tolist()) if key in self._lines] if self._lines else []
         if not known or part.note is None:

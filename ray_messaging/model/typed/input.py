@@ -206,7 +206,10 @@ def exact_array(value: Any, place: str) -> NDArray[Any]:  # noqa: ANN401 - what 
     if isinstance(value, np.ndarray):
         return found
     if not isinstance(value, np.generic) and is_rounded(value, found):
-        raise TypeError(f"{place} has floats and whole numbers, which would be rounded: keep two arrays")
+        raise TypeError(
+            f"{place} mixes floats and whole numbers, and as floats some whole numbers would be rounded: keep two "
+            "arrays"
+        )
     given: list[Any] = [value] if isinstance(value, np.generic) else np.asarray(value, object).ravel().tolist()
     kinds = {*map(type, given)}
     if len(kinds) > 1 and (found.dtype.kind in "USb" or not kinds.isdisjoint({bool, np.bool_})):

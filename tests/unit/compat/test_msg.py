@@ -174,7 +174,7 @@ def test_a_missing_key_is_named(gone):
 def test_wrong_keys_are_named_and_counted():
     written = Msg("A", "B", "user").to_dict() | {"x": 1, 5: 2}
     del written["url"]
-    with pytest.raises(InvalidMsg, match="lacks 'url' and has also 'x', 5"):
+    with pytest.raises(InvalidMsg, match="lacks 'url' and has the unknown keys 'x', 5"):
         Msg.from_dict(written)
     with pytest.raises(InvalidMsg, match="'k09', 5 more: "):
         Msg.from_dict(Msg("A", "B", "user").to_dict() | {f"k{number:02}": 1 for number in range(15)})

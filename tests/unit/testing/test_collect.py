@@ -146,7 +146,7 @@ def test_a_value_that_comes_later_was_zero_before():
         (crowd, lambda group: {"x": np.ma.masked_less(group.state["mood"], 0)}, StepFailed, "masked values"),
         (crowd, lambda group: {"x": [True, *range(19)]}, StepFailed, "bool and int"),
         (crowd, lambda group: {"x": ["a\0"] * 20}, StepFailed, "null character"),
-        (crowd, lambda group: {"x": [2**53 + 1, *[0.5] * 19]}, StepFailed, "collect: x has floats and whole numbers"),
+        (crowd, lambda group: {"x": [2**53 + 1, *[0.5] * 19]}, StepFailed, "collect: x mixes floats and whole numbers"),
         (person, None, ConfigError, "pass collect="),
         (person, 5, ConfigError, "collect=5 must be"),
         (person, [], ConfigError, r"collect=\[\] must be"),

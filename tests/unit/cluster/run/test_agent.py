@@ -295,7 +295,7 @@ async def test_a_start_that_fails_and_a_collect_that_does_more_than_look_are_nam
         ({"model": lambda group, step: 1 / 0}, "the model failed for group 'east' in step 0.*ZeroDivisionError"),
         (
             {"start": lambda group: {"n": [2**53 + 1, 1.5]}},
-            "start failed for group 'east'.*group.state.'n'. has floats and whole numbers",
+            "start failed for group 'east'.*group.state.'n'. mixes floats and whole numbers",
         ),
         ({"start": lambda group: {"n": [1, "a"]}}, "group.state.'n'. has values of the types int and str"),
         ({"start": lambda group: {"n": np.ma.array([1], mask=[1])}}, "group.state.'n'. has masked values"),
