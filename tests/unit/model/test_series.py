@@ -165,7 +165,7 @@ def test_rows_are_split_into_columns_only_if_all_are_floats_by_the_same_keys(dat
     ],
 )
 def test_what_cannot_be_kept_exactly_is_refused_with_its_place(values, place):
-    with pytest.raises(UnfitValue, match="collect returned .*x") as caught:
+    with pytest.raises(UnfitValue, match=r"collect returned .*x") as caught:
         encode_rows(np.arange(len(values)), {"x": values})
     assert caught.value.place == place
 
