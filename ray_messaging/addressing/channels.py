@@ -76,7 +76,7 @@ def check_name(kind: str, name: object) -> str:
     if isinstance(name, str) and len(name) <= NAME_LENGTH and _NAME.fullmatch(name):
         return name
     if not isinstance(name, str):
-        raise InvalidAddress(f"{kind} {_shown(name)} is a {type(name).__name__}: it must be a str", value=name)
+        raise InvalidAddress(f"{kind} {_shown(name)} has the type {type(name).__name__}, and must be a str", value=name)
     raise InvalidAddress(
         f"{kind} {_shown(name)} cannot be used: write 1 to {NAME_LENGTH} of the characters A-Z a-z 0-9 . _ -",
         value=name,

@@ -51,7 +51,7 @@ def test_invalid_names_are_refused(messaging, name):
         lambda: Messaging.connect(name),
         lambda: messaging.create_group(name, [1]),
     ):
-        raised(InvalidAddress, call, repr(name), "A-Z a-z 0-9", value=name)
+        raised(InvalidAddress, call, repr(name), "A-Z a-z 0-9" if isinstance(name, str) else "be a str", value=name)
 
 
 @pytest.mark.parametrize(

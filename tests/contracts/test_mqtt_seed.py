@@ -17,6 +17,7 @@ import aiomqtt
 import pytest
 from support.contracts import WAIT_S, fetch_all, until
 from support.interceptors import Foreign, interceptor_with
+from support.receivers import reads_nothing
 
 from ray_messaging import Messager, Messaging, MessagingConfig, Msg, rules
 from ray_messaging.compat.mqtt import Messager as MqttMessager
@@ -396,7 +397,7 @@ async def test_a_subscribe_with_a_full_inbox_says_so(open_one, exp, mosquitto_co
     config = mosquitto_config.model_copy(update={"timeout": 0.5})
     messager = await open_one(f"{exp}/a", config=config, settings=MessagingConfig(inbox_messages=1))
     await messager.send_message(f"{exp}/a", {"n": 0})
-    await until(lambda: not messager._in.room.is_set())
+    await until(lambda: reads_nothing(messager))
     with pytest.raises(ConnectionFailed, match="inbox is full"):
         await messager.subscribe(f"{exp}/b", 1)
     assert numbers(await messager.fetch_messages(timeout=WAIT_S)) == [0]

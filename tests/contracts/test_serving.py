@@ -348,9 +348,9 @@ async def test_a_question_ends_by_its_timeout_where_the_outbox_is_full(messagers
     sends = [asyncio.ensure_future(west.send(1, 11, {"n": n})) for n in range(2)]
     await asyncio.sleep(0)  # they wait for room in the mailbox, and fill the outbox
     async with asyncio.timeout(WAIT_S):
-        with pytest.raises(NoAnswer, match="was not sent"):
+        with pytest.raises(NoAnswer, match="has not confirmed the question to agent 11"):
             await west.ask(1, 11, {"n": 2}, timeout=0.2)
-        with pytest.raises(NoAnswer, match="were not sent"):
+        with pytest.raises(NoAnswer, match="has not confirmed the questions"):
             await west.ask_columns(1, 11, [{"n": 2}], timeout=0.2)
     await fetch_all(east, 2)
     await asyncio.gather(*sends)

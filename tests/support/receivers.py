@@ -26,3 +26,8 @@ def tasks_that_fail(messager):
 def waits_for_room(messager):
     """Return whether a messager will try a send again, as a mailbox was full."""
     return messager.engine.accumulator.send_loop._frames.retry_at is not None
+
+
+def reads_nothing(messager):
+    """Return whether an MQTT messager has stopped reading, because its inbox is full."""
+    return not messager._in.room.is_set()

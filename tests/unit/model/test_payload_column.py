@@ -213,7 +213,7 @@ CHANGED = [
         for value in (pd.NaT, pd.Timedelta("NaT"))
     ),
     ({"born": Born(pd.NaT)}, r'payload\["born"\]\["at"\] is NaT'),
-    ({"born": Born(np.datetime64("NaT"))}, r'payload\["born"\]\["at"\] has NaT'),
+    ({"born": Born(np.datetime64("NaT", "ns"))}, r'payload\["born"\]\["at"\] has NaT'),
     *(
         (
             {"n": value},
