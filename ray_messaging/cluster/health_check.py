@@ -143,9 +143,9 @@ def _progress_of(interceptor: Any, experiment: Experiment | None) -> Any:  # noq
 
 
 def _silent_groups(progress: Any) -> dict[str, float]:  # noqa: ANN401 - an ObjectRef
-    """Return the groups for which a step waits, and whose driver is cut off, as {name: seconds since its last call}.
+    """Return the groups for which a step waits, and whose driver is cut off, with the seconds since its last call.
 
-    The driver, which makes the calls, is the task that takes a group through its steps.
+    The driver of a group is the task that takes the group through its steps.
     """
     if progress is None or not wait([progress], timeout=0)[0]:
         return {}

@@ -98,7 +98,7 @@ class Agent(ReadOnlyAttributes):
         if type(data) is not ReadOnlyDict:
             data = ReadOnlyDict(data)
             society.rows[agent_id] = data, neighbours
-        put = self._put  # a third of the time of an assignment, and a run may have a million agents
+        put = self._put  # takes a third of the time of an assignment, and a run may have a million agents
         put("id", agent_id)
         put("kind", kind)
         put("data", data)

@@ -296,7 +296,7 @@ class LookAhead:
         # By step, the places of agents that may begin this step as soon as `Ahead` has it.
         self._held: defaultdict[int, list[int]] = defaultdict(list)
 
-    # -- of the step that the group itself runs -------------------------------------------------------------------
+    # -- the step that the group itself runs ----------------------------------------------------------------------
 
     def begin(
         self,
@@ -541,7 +541,7 @@ class LookAhead:
         if (task := self._tasks.pop(place, None)) is not None:
             task.cancel()
 
-    # -- ahead ----------------------------------------------------------------------------------------------------
+    # -- steps ahead of time --------------------------------------------------------------------------------------
 
     def _pump(self) -> None:
         """Let agents begin steps ahead of time, as many agents as the limits allow, and the earliest steps first."""
@@ -647,7 +647,7 @@ class LookAhead:
                 self._learn(to, place)
         return far
 
-    # -- of other groups ------------------------------------------------------------------------------------------
+    # -- news from and for other groups ---------------------------------------------------------------------------
 
     def _tell(self, step: ToldStep) -> None:
         if not self._to_tell:

@@ -159,7 +159,7 @@ class EarlyEnd:
 
     def __exit__(self, *_error: object) -> None:
         self._restore()
-        if self._holds:  # also if another Ctrl-C has interrupted `tell`, which then has held the steps
+        if self._holds:  # also if another Ctrl-C has interrupted `tell` after it has held the steps
             result(self._interceptor.release_steps.remote(self._name), actor_name="the interceptor")
 
     def _restore(self) -> None:
