@@ -92,7 +92,7 @@ def ask_experiment(exp_id: str, experiment: Experiment | None, handles: Mapping[
     named = _named_in_time(prefix)
     interceptor = f"{prefix}interceptor"
     ours, there = handles.get(interceptor), (named or {}).get(interceptor)
-    if ours is not None and there is not None and there != ours:  # another start of this name runs now
+    if ours is not None and there is not None and there != ours:  # a later start of the experiment has its name now
         raise ended(exp_id)
     actors = {interceptor: None} | dict(handles) | (named or {})
     reaching = _soon(partial(_nodes_of, prefix, actors)) if named is not None else None
@@ -143,9 +143,9 @@ def _progress_of(interceptor: Any, experiment: Experiment | None) -> Any:  # noq
 
 
 def _silent_groups(progress: Any) -> dict[str, float]:  # noqa: ANN401 - an ObjectRef
-    """Return the groups for which a step waits, and whose driver is cut off: by name, the seconds since its last call.
+    """Return the groups for which a step waits, and whose driver is cut off, with the seconds since its last call.
 
-    The driver is the task that takes a group through its steps.
+    The driver of a group is the task that takes the group through its steps.
     """
     if progress is None or not wait([progress], timeout=0)[0]:
         return {}
@@ -291,7 +291,7 @@ def _named_in_time(prefix: str) -> dict[str, Any] | None:
     """Return the living actors whose names begin with `prefix`, or None if Ray's head gives no answer in time."""
     try:
         return _soon(partial(named_actors, prefix)).result(DEADLINE_S / 2)
-    except Exception as error:  # noqa: BLE001 - as above, or in `_call`
+    except Exception as error:  # noqa: BLE001 - of any kind, as Ray's head may be gone
         logger.debug("Ray does not list its actors: %r", error)  # a finding reports it, too
         return None
 

@@ -41,7 +41,7 @@ class RelayCall(msgspec.Struct, array_like=True, frozen=True, tag=0):
 
 
 class FetchCall(msgspec.Struct, array_like=True, frozen=True, tag=1):
-    """Call with which a handle fetches messages. First it commits those of an earlier fetch, which `token` names.
+    """Call with which a handle commits the messages that an earlier fetch leased under `token`, and fetches new ones.
 
     `caller` is the handle's id. The other fields are the arguments of `DeliveryLeases.fetch`.
     """
@@ -56,8 +56,8 @@ class FetchCall(msgspec.Struct, array_like=True, frozen=True, tag=1):
 class AckCall(msgspec.Struct, array_like=True, frozen=True, tag=2):
     """Call with which a handle commits messages that it has fetched.
 
-    Each fetch leases its messages to the handle under a token. `loans` has tokens, each with the rows of the lease to
-    commit (None: all rows).
+    Each fetch leases its messages to the handle under a token. `loans` has the tokens of leases, each with the spans of
+    the lease's messages that are committed (None: all messages).
     """
 
     loans: tuple[tuple[Token, tuple[Span, ...] | None], ...]
@@ -148,9 +148,9 @@ class AckAnswer(msgspec.Struct, array_like=True, frozen=True):
 
 
 Call = RelayCall | FetchCall | AckCall | AliveCall
-# The answers to these calls as objects: receipts to a RelayCall; the token of a lease (None: there are no messages) and
-# the messages to a FetchCall; the tokens of leases that have ended, and the error if rows could not be committed, to an
-# AckCall; None to an AliveCall.
+# The answers to these calls, as objects. A RelayCall is answered by receipts. A FetchCall is answered by the token of a
+# lease (None: there are no messages) and the messages. An AckCall is answered by the tokens of leases that have ended,
+# and an error if messages could not be committed. An AliveCall is answered by None.
 Answer = Receipts | tuple[Token | None, Messages] | tuple[list[Token], CommitFailed | None] | None
 Sent = tuple[BatchFates, ...]  # the answer to a RelayCall: the fates of each batch
 

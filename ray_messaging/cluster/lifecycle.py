@@ -53,7 +53,7 @@ logger = logging.getLogger(__name__)
 # The longest wait for actors to close cleanly, in seconds.
 _CLOSE_S = 10.0
 _CALLS_S = 2.0  # the wait for calls that have no result yet when their actor is closed
-_SERVER_S = 20.0  # the wait for the server, whose guard is killed after 15 s if it does not end
+_SERVER_S = 20.0  # the wait for the server; the process that guards it is killed if it has not ended after 15 s
 _LOG_S = 300.0  # the wait for the log: the rows of full mailboxes take some seconds to write
 _INLINE_BYTES = 50_000  # half of the size up to which Ray passes an argument by value
 ACTOR = {"num_cpus": 0, "namespace": NAMESPACE, "max_concurrency": 10_000}
@@ -71,7 +71,7 @@ class StartedExperiment:
         self._spec: Any = None
         self._session = session  # the argument for `release_ray`
         self._untouched = False  # whether the server has only data of this start
-        self._temporary: str | None = None  # the folder of audiences, if it is removed at the end of the experiment
+        self._temporary: str | None = None  # the folder of the audiences' files, if it is removed at the end
         self._kept: KeptData | None = None
         self._until_logged = False  # whether the servers' data are deleted when the log has all rows
 
@@ -80,13 +80,13 @@ class StartedExperiment:
         self._kept = kept
         self._until_logged = kept is not None and not kept.asked_for and spec.steps is None
         node = context().get_node_id()
-        # The next start needs the files of audiences, which are in the log's folder. If the log has a URI, there are
-        # copies of the files at this URI.
+        # A later start needs the audiences' files. So their folder is removed at the end only if the log's URI has
+        # copies of the files, or if the experiment keeps neither a log nor data on a server.
         copied = spec.log_dir is not None and "://" in spec.log_dir
         if kept is None and spec.audiences is not None and (copied or (config is None and spec.log_dir is None)):
             self._temporary = spec.audiences.folder
         self._start_servers(spec, kept)
-        # All calls of this actor may be repeated, so Ray is allowed to repeat them.
+        # All calls of the interceptor may be repeated, so Ray is allowed to repeat them.
         options = ACTOR | {"max_restarts": -1, "max_task_retries": -1, "name": spec.interceptor_name}
         # The interceptor runs on the node of this process, like the first embedded server and the log's actor, and ends
         # with the node. The affinity is hard, because Ray ignores a soft one for an actor that asks for no resources.
@@ -205,7 +205,7 @@ def start_experiment(
 ) -> StartedExperiment:
     """Start an experiment, see `Messaging.start`.
 
-    If `fork` is a step, begin with the checkpoint after it in `log_dir`.
+    If `fork` is a step, begin with the checkpoint that `log_dir` has after this step.
     """
     check_name("exp_id", exp_id)
     _check_kinds(settings, steps, calls, log_dir=log_dir, data_dir=data_dir)

@@ -52,7 +52,7 @@ def rebalance(connection: ExperimentConnection, groups: Groups, timeout: float, 
 
 
 def _carry_out(connection: ExperimentConnection, groups: Groups, moves: Iterable[AgentMove], timeout: float) -> None:
-    if connection.experiment.steps:  # in steps, the interceptor moves the agents; the groups' processes do nothing
+    if connection.experiment.steps:  # then the interceptor moves the agents, without the groups' processes
         for move in moves:
             connection.ask(connection.interceptor.move.remote(*move, timeout))
         return

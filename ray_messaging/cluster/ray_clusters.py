@@ -52,7 +52,8 @@ def hold_ray() -> object:
     """
     with RAY_LOCK:
         if not ray.is_initialized():
-            _Held.over.set()  # the user has ended that Ray by ray.shutdown()
+            # If the program has ended an earlier Ray by ray.shutdown(), the thread that has started it may end now.
+            _Held.over.set()
             _in_lasting_thread(_begin_ray)
             _Held.session, _Held.experiments = ray_session(), 0
         session = ray_session()
@@ -62,7 +63,7 @@ def hold_ray() -> object:
 
 
 def release_ray(session: object) -> None:
-    """Record that an experiment no longer needs Ray. If `hold_ray` began it and no other needs it, shut Ray down."""
+    """Record that an experiment no longer needs Ray. Shut Ray down if `hold_ray` began it, and no other needs it."""
     with RAY_LOCK:
         if session != _Held.session or session is None:
             return

@@ -1,8 +1,8 @@
 """Durable store of the interceptor's rules. Their code is in Ray's key-value store, everything else on the server.
 
-The server decides which rules are in force. It has the name of an entry in Ray, the names of the rules, the rules'
-state, and the record of all changes. One write changes all of these together, so only an interceptor that may write to
-the server can change the rules. The event log has a copy of the record, for readers.
+The server decides which rules are in force. It has the name of an entry in Ray's store, the rules' names and state, and
+the record of all changes. One write changes all of these together, so only an interceptor that may write to the server
+can change the rules. The event log has a copy of the record, for readers.
 
 An entry in Ray has the pickles of the rules, and the changes that wait for their step. Pickles are never read from the
 server, so that people who can write to the server cannot run code in our processes (SECURITY.md). Signed pickles on the
@@ -146,8 +146,8 @@ class RuleStore:
     async def _newest(self) -> tuple[bytes, bytes | None]:
         """Return the name and the pickle of the rules that Ray has.
 
-        They are used if the server names rules that Ray does not have, as a server does that was restored from older
-        data. If Ray has several entries of rules, or none, the pickle is None.
+        These rules are used if the server names an entry that Ray does not have, because the server was restored from
+        older data. If Ray has several entries of rules, or none, the pickle is None.
         """
         names = await self._saved()
         code = await asyncio.to_thread(kv_get, names[0], namespace=NAMESPACE) if len(names) == 1 else None
@@ -167,7 +167,7 @@ class RuleStore:
         return await asyncio.to_thread(kv_names, self._code, namespace=NAMESPACE)
 
     async def forget_rules(self) -> None:
-        """Delete the rules of this experiment from Ray, at its end, or after an earlier start that died."""
+        """Delete the rules of all starts of this experiment from Ray."""
         for name in await asyncio.to_thread(kv_names, self._runs, namespace=NAMESPACE):
             await asyncio.to_thread(kv_delete, name, namespace=NAMESPACE)
 

@@ -20,8 +20,8 @@ from ray_messaging.model.columns import IdColumn
 class Groups:
     """Groups of one experiment.
 
-    Args: In the process that started the experiment, `started` is the object that stops its actors at the end. New
-    groups are added to this object. In all other processes `started` is None.
+    Args: In the process that started the experiment, `started` is the object that stops the experiment's actors when
+    the experiment ends. New groups are added to this object. In all other processes `started` is None.
     """
 
     def __init__(self, connection: ExperimentConnection, started: StartedExperiment | None) -> None:
@@ -76,7 +76,7 @@ class Groups:
                 kill(actor)
             if opened:
                 wait([*opened], num_returns=len(opened))
-            for name in actors.keys() - {*before}:  # the mailboxes of an earlier start are not removed
+            for name in actors.keys() - {*before}:  # mailboxes from before this call are kept
                 self._remove_mailbox(name)
             raise
         made = {name: self._handle(name, actor) for name, actor in actors.items()}

@@ -42,7 +42,7 @@ def named_messager(
 ) -> M:
     """Make the messager of a group for this process, an object of the class `kind`; it is not connected yet.
 
-    Args: with `traced`, it records spans if the experiment has tracing.
+    Args: with `traced`, the messager records spans if the experiment has tracing.
     """
     return kind(
         config_here(experiment.redis),

@@ -79,7 +79,7 @@ def _serve(loop: asyncio.AbstractEventLoop) -> None:
 
 
 async def _end_all(loop: asyncio.AbstractEventLoop) -> None:
-    """Cancel all tasks that are left, such as those of other packages, and close connections that end with the loop."""
+    """Cancel all tasks that are left, such as those of other packages; call what `at_loop_end` has registered."""
     left = asyncio.all_tasks() - {asyncio.current_task()}
     for task in left:
         task.cancel()

@@ -25,9 +25,10 @@ _GLANCE_S = 0.5  # a listener checks at this interval, in seconds, whether it wa
 
 
 class Seen(NamedTuple):
-    """The last position that was read, and the writer's process that gave the position.
+    """The last position in the event log that was read, and the process that gave the position to its row.
 
-    A later process of the writer may give some rows other positions.
+    This is a process of the actor that writes the log. If the actor is restarted, its next process may give some rows
+    other positions.
     """
 
     process: str
@@ -42,12 +43,12 @@ class RemoteSource:
     def __init__(self, log: Any, exp_id: str) -> None:  # noqa: ANN401 - a Ray actor handle
         self._log = log
         self._actor_name = f"the event log of experiment {exp_id!r}"
-        self._process = ""  # the writer's process at the last call of `since`
+        self._process = ""  # the process of the log's actor that answered the last call of `since`
 
     def follower(self) -> "RemoteSource":
         """Return a copy of this source for another reader.
 
-        The copy remembers separately in which process of the writer its position is valid.
+        The copy remembers separately which process of the log's actor gave the position that its reader has reached.
         """
         return copy(self)
 

@@ -1,4 +1,4 @@
-"""The messager by which drivers and tasks send messages and ask questions as the user."""
+"""The messager by which drivers and tasks send messages and ask questions as the user, who is not an agent."""
 
 from collections.abc import Coroutine
 from functools import partial

@@ -98,7 +98,7 @@ class Agent(ReadOnlyAttributes):
         if type(data) is not ReadOnlyDict:
             data = ReadOnlyDict(data)
             society.rows[agent_id] = data, neighbours
-        put = self._put  # a third of the time of an assignment, and a run may have a million agents
+        put = self._put  # takes a third of the time of an assignment, and a run may have a million agents
         put("id", agent_id)
         put("kind", kind)
         put("data", data)
@@ -523,7 +523,8 @@ class AgentLoop:
     def _unused(self, look: LookAhead) -> list[CallRecord]:
         """Return records of the calls through `me.remember` that were made ahead of time in vain.
 
-        They were made for the step that ends now, or for an earlier one, which did not need them, or they have failed.
+        Each of these calls was made for the step that ends now, or for an earlier step. Either it was answered, but the
+        step did not need it, or it failed after it had used tokens.
         """
         found = [flights.in_vain() for step, flights in self._flights.items() if step <= self.number]
         unused = [record for answered, _ in found for record in answered]
@@ -630,7 +631,7 @@ class AgentLoop:
         before: AgentSet | None = None,
         arrivals: Sequence[Arrival] = (),
     ) -> list[Agent]:
-        """Load the states of `agents` from the committed state of their group; return those that have none there.
+        """Load the states of `agents` from the committed state of their group; return the agents without a state there.
 
         Args: `state` is the group's committed state (None: it has none), and `before` has the agents to which it
         belongs (None: the same as `agents`). `arrivals` has the agents that have come from other groups, with the

@@ -55,7 +55,7 @@ class Told(NamedTuple):
     """What a group of a run tells the other groups: the `steps` that its agents have ended ahead of time.
 
     `run` identifies the run, because the stream may also have news of earlier runs. With `anew`, the group has stopped
-    running agents ahead of time, or does so anew from the current step on, so what it told earlier may be wrong.
+    running agents ahead of time, or begins anew with it in the current step, so what it told earlier may be wrong.
     """
 
     run: str

@@ -111,7 +111,7 @@ def _each(function: Callable[[Any], Any], agents: Sequence["Agent"], failed: Fai
     found: list[Any] = []
     try:
         for agent in agents:
-            found.append(function(agent))  # noqa: PERF401 - its length tells which agent has raised an exception
+            found.append(function(agent))  # noqa: PERF401 - the length of `found` tells for which agent an exception was raised
     except RAISED as error:
         raise failed(agents[len(found)], error, "collect") from error
     return found

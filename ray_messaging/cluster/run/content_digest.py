@@ -22,8 +22,9 @@ import numpy as np
 _LONGEST_S: Final = 1.0
 _WALL: Final = 5  # a digest is given up once the clock has run for this many times its limit of processor time
 _CHUNK: Final = 1 << 20  # the number of bytes between two checks of the time
-_BYTES_PER_S: Final = 1e9  # about the speed of blake2b, by which a digest that would take too long is not begun
-_OBJECTS_PER_S: Final = 5e6  # about the speed of pickle, by which a digest that would take too long is not begun
+# About the speeds of blake2b and of pickle. They tell in advance that a digest would take too long.
+_BYTES_PER_S: Final = 1e9
+_OBJECTS_PER_S: Final = 5e6
 # For an object whose class is from one of these packages, a digest has only the name of the class: such objects are
 # handles, or may be on another device.
 _OTHERS = "ray.", "ray_messaging.", "torch."

@@ -57,7 +57,7 @@ class Ending(NamedTuple):
         try:
             answer = self.condition(_Values(values, self.counts))
         except RAISED as error:
-            from ray_messaging.cluster.run.agent import users_trace  # noqa: PLC0415 - it imports this package's run
+            from ray_messaging.cluster.run.agent import users_trace  # noqa: PLC0415 - only this error needs it
 
             trace, where = users_trace(error)
             text = f"until= failed after step {step}: {type(error).__name__}: {error}{where}"

@@ -49,10 +49,11 @@ class AsyncByKind(ByKind):
 
 
 def as_one(given: Any, arguments: int) -> Any:  # noqa: ANN401 - a function, a dict of functions by kind, or None
-    """Return one function of `arguments` positional arguments for a function or a dict of functions by kind of agents.
+    """Return what the user has given, a function or a dict of functions by kind of agents, as one function.
 
-    For a dict, the returned function calls the dict's function for the kind of its first argument. A partial may be
-    replaced by a function that does the same and is faster. Anything else, such as None, is returned unchanged.
+    The function takes `arguments` positional arguments. If a dict was given, it calls the dict's function for the kind
+    of its first argument. A partial may be replaced by a function that does the same and is faster. Anything else, such
+    as None, is returned unchanged.
     """
     if not isinstance(given, Mapping):
         return without_partial(given, arguments)

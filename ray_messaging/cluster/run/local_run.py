@@ -61,7 +61,7 @@ if TYPE_CHECKING:
 P = ParamSpec("P")
 T = TypeVar("T")
 
-_TURN = 1  # the number that each call of `RunActor.run` and of its `end_after` has here
+_TURN = 1  # the argument `turn` of all calls of `RunActor.run` and `RunActor.end_after` in a local run
 MOST_AHEAD = 64  # the highest value of the argument `ahead`
 _LOOK_S = 1.0  # seconds between two checks of the progress
 
@@ -495,9 +495,9 @@ async def _run_until(
 ) -> tuple[Sequence[GroupResult], int]:
     """Run the groups from a step on until `ending`; return their results, and the step before which the run was to end.
 
-    The run stops before that step only if the budget of calls through `me.remember` is spent.
+    The run stops earlier than it was to end only if the budget of calls through `me.remember` is spent.
 
-    Args: `go_on` runs the groups up to, and without, a step. `series` returns what was collected in earlier steps. With
+    Args: `go_on` runs all steps before a given one. `series` returns what was collected in earlier steps. With
     `resumed`, an earlier process has run these steps. With `is_beginning`, other runs are to go on from step
     `ending.most`.
     Raises: ConfigError with `is_beginning`, if the condition of `ending` ends the run.

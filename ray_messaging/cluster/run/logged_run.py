@@ -35,7 +35,7 @@ from ray_messaging.transports.transport import RedisTransport
 
 
 class LoggedRun(NamedTuple):
-    """The interceptor of a run with a log, which applies the rules, and the object that writes the log.
+    """The interceptor of a run, which applies the run's rules, and the object that writes the run's log.
 
     The interceptor stores the state of its rules on the server. `step` is the first step that has not run, and `moved`
     has the names of the groups that agents have left or joined.
@@ -69,7 +69,8 @@ async def logged_run(
         step, moved = await _take_steps(stores.transport, exp_id, steps, groups, supervised=forces_all(rules))
         interceptor = await _interceptor(stores.experiment, exp_id, rules, epoch)
         try:
-            # The server object takes the place of the server's address, which only this process needs.
+            # `redis` is usually the server's address, for other processes. Only this process uses this server, so the
+            # object of the server takes the place of the address.
             redis = cast("ServerConfig", server)
             log = LogHost(Experiment(exp_id, run, settings, plan.folder, steps, redis=redis), plan.on_existing)
             await log.start()
@@ -131,8 +132,8 @@ async def _take_steps(
     """
     store, directory = transport.steps, Directory(exp_id)
     await begin_steps(store, exp_id, steps)
-    # An earlier process may have stopped the steps, because its budget was spent, and may have set holds, which keep
-    # messages of earlier steps on the server.
+    # An earlier process may have paused the steps. Or it has left holds, which keep steps from beginning: CTRL_C,
+    # because its budget of calls was spent, or CHECKPOINT, because it died before it had written a checkpoint.
     await store.resume()
     await store.drop_hold(CTRL_C)
     await store.drop_hold(CHECKPOINT)
@@ -167,7 +168,7 @@ async def _interceptor(server: RedisExperimentStore, exp_id: str, rules: Sequenc
 
 
 class _StateOnServer:
-    """Writer of the rules' state to the server, from which checkpoints and resumed runs of this run read it."""
+    """Writer of the rules' state to the server, from which checkpoints, and processes that resume this run, read it."""
 
     def __init__(self, server: RedisExperimentStore, exp_id: str) -> None:
         self._server = server

@@ -4,7 +4,8 @@ An agent runs a step ahead of time once it has ended the step before, and so hav
 runs on a copy of its state, and its inbox has the messages that these agents have sent ahead of time. Nothing of what
 it does is committed. Later the step itself runs as always: it calls the model again, and uses the calls through
 `me.remember` that are already under way or answered. So the look-ahead cannot change a result. If an agent does
-something else in the step itself, for example because the user has sent it a message, some calls were made in vain.
+something else in the step itself, for example because a message has come from outside the simulation, some calls were
+made in vain.
 
 If it cannot be known what an agent does to other agents, those to which it may send wait until the step itself has
 ended.
@@ -295,7 +296,7 @@ class LookAhead:
         # By step, the places of agents that may begin this step as soon as `Ahead` has it.
         self._held: defaultdict[int, list[int]] = defaultdict(list)
 
-    # -- of the step that the group itself runs -------------------------------------------------------------------
+    # -- the step that the group itself runs ----------------------------------------------------------------------
 
     def begin(
         self,
@@ -408,9 +409,10 @@ class LookAhead:
         return self.places[place] if place < count else self._far_ids[place - count]
 
     def _seed(self, step: Step, number: int, agents: "Sequence[Agent]", called: NDArray[np.intp] | slice) -> None:
-        """Let copies of agents begin the step `number`, which the group itself runs now, with its states and inboxes.
+        """Let copies of agents begin the step `number`, which the group itself runs now.
 
-        Agents that have run this step ahead of time, or do so now, are left out.
+        They begin with the states and inboxes that the agents have in this step. Agents that have run this step ahead
+        of time, or do so now, are left out.
         """
         counts = step.heard_counts
         seeds = [
@@ -539,7 +541,7 @@ class LookAhead:
         if (task := self._tasks.pop(place, None)) is not None:
             task.cancel()
 
-    # -- ahead ----------------------------------------------------------------------------------------------------
+    # -- steps ahead of time --------------------------------------------------------------------------------------
 
     def _pump(self) -> None:
         """Let agents begin steps ahead of time, as many agents as the limits allow, and the earliest steps first."""
@@ -645,7 +647,7 @@ class LookAhead:
                 self._learn(to, place)
         return far
 
-    # -- of other groups ------------------------------------------------------------------------------------------
+    # -- news from and for other groups ---------------------------------------------------------------------------
 
     def _tell(self, step: ToldStep) -> None:
         if not self._to_tell:
@@ -675,7 +677,7 @@ class LookAhead:
 
     def _hear(self, agent: AgentId, number: int, sent: Sequence[ToldMessage]) -> None:
         """Note that an agent of another group has ended the step `number` ahead of time, and what it has sent there."""
-        if self.places.place(agent) >= 0:  # it has come to this group
+        if self.places.place(agent) >= 0:  # the agent has moved to this group
             return
         place, rank = self._far_place(agent), _rank(agent)
         messages = [(each.to, each.deliver, _Sent(number, rank, *each[2:])) for each in sent]

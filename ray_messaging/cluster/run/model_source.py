@@ -279,8 +279,8 @@ def change_of(now: Mapping[str, Any], before: Mapping[str, Any]) -> str | None:
     """Return a line for the user that says that a run's model has changed, or None if no change is found.
 
     Args: `now` and `before` are the facts about this and an earlier call of `run`, from `facts_of`. The sources are
-    compared if both are known. The values that the model uses are compared unless `before` lacks them, because version
-    1.0.0 has written it.
+    compared if both are known. The values that the model uses are compared unless version 1.0.0 has written `before`,
+    which then lacks these values.
     """
     sources = now["source"], before.get("source")
     if None in sources or sources[0] == sources[1]:

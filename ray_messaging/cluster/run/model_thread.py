@@ -41,7 +41,7 @@ class ModelThread:
         self._last: Future[Any] | None = None  # the last call
         # The model's event loop is the same in all steps, because clients that the model has opened are bound to it.
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._between: Future[None] | None = None  # while `go_on` lets the loop run: ends when the loop has stopped
+        self._between: Future[None] | None = None  # set while `go_on` lets the loop run; done once the loop has stopped
 
     async def call(
         self,

@@ -28,9 +28,9 @@ class CallCounts(NamedTuple):
     """How many calls through `me.remember` succeeded, by the source of their results, and the number of retries.
 
     `model` counts the calls in which the function itself was called. `kept` counts results that were stored when the
-    same step ran before, and failed, `parent` results from the parent of a fork, and `store` results from the store of
-    `Calls(store=)`. `failed` counts calls that have used tokens, but failed. `spent` is True if the run ended because
-    the budget of `Calls(budget=)` was spent. `unused` counts calls that were made ahead of time, as
+    same step ran before, but was not committed. `parent` counts results from the parent of a fork, and `store` those
+    from the store of `Calls(store=)`. `failed` counts calls that have used tokens, but failed. `spent` is True if the
+    run ended because the budget of `Calls(budget=)` was spent. `unused` counts calls that were made ahead of time, as
     wait_for="neighbours" allows, but that their step did not need.
 
     `input_tokens` and `output_tokens` were used in this run, also by failed tries. `cached_tokens` are a part of the

@@ -159,7 +159,7 @@ class EarlyEnd:
 
     def __exit__(self, *_error: object) -> None:
         self._restore()
-        if self._holds:  # even if another Ctrl-C ends the wait for the answer, the call was made
+        if self._holds:  # also if another Ctrl-C has interrupted `tell` after it has held the steps
             result(self._interceptor.release_steps.remote(self._name), actor_name="the interceptor")
 
     def _restore(self) -> None:
@@ -175,7 +175,7 @@ class EarlyEnd:
     def tell(self) -> None:
         """Let no further step begin, and tell all groups to end after the last step that has begun.
 
-        Call this repeatedly until the groups have ended, because a group that restarts has forgotten it.
+        Call this repeatedly until the groups have ended, because a group that restarts has forgotten what it was told.
         """
         self._holds = True
         last = result(self._interceptor.hold_steps.remote(self._name), actor_name="the interceptor")
@@ -387,7 +387,8 @@ class Run(AbstractContextManager["Run"]):
             def go_on(last: int, *, early: bool = False, **asked: Any) -> Opening | None:  # noqa: ANN401 - the arguments of `RunActor.run`
                 opening = None
                 if asked["stands"] and last > self.step and not opened:
-                    until = last if early else self.step  # only `early` needs to know when the steps are committed
+                    # With `early`, `opening` also tells `_watch` when all groups have committed the steps.
+                    until = last if early else self.step
                     opening = Opening(self._messaging.interceptor, self.step, until, [*self._actors])
                 refs[:] = [
                     *self._late,

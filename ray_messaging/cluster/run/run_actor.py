@@ -177,12 +177,12 @@ class RunActor:
     ) -> GroupResult:
         """Run the steps of a group that come before step `until`; return the group's result.
 
-        Args: `given` has one awaitable of the experiment (None: the run belongs to none) and the run's inputs. Only the
-        first call in a process awaits it, because unpickling it takes some milliseconds. `turn` is the number of this
-        call, for `end_after`. With `with_states` the result has the agents' states. With `with_states="called"`, it may
-        lack the states of agents for which the last step did not call the model. With `with_collected` it has what was
-        collected in the last step. With `stands`, this process keeps the right to run the group's steps until the next
-        call, so that this call begins sooner.
+        Args: `given` has one awaitable, which returns the experiment (None: the run belongs to none) and the run's
+        inputs. Only the first call in a process awaits it, because unpickling it takes some milliseconds. `turn` is the
+        number of this call, for `end_after`. With `with_states` the result has the agents' states. With
+        `with_states="called"`, it may lack the states of agents for which the last step did not call the model. With
+        `with_collected` it has what was collected in the last step. With `stands`, this process keeps the right to run
+        the group's steps until the next call, so that the next call begins sooner.
         Raises: StepFailed if the model, or another function of the user, fails.
         """
         async with self._running:
@@ -210,8 +210,8 @@ class RunActor:
                     self._tell_calls(NO_CALLS)
             loop = self._loop
             assert loop is not None
-            # If the last step that ran here is not the last committed one, the committed states are loaded. Then
-            # another process ran the last committed step, or the last step here was not committed.
+            # The committed states are loaded if the last step that ran here is not the last committed one: another
+            # process has run the committed one, or the step that ran here was not committed.
             if with_states and society.last_step != loop.committed:
                 await homes.prepare(loop.before)
                 society.read(AgentPlaces(loop.before), loop.state)

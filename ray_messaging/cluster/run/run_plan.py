@@ -374,7 +374,7 @@ def neighbours_in(graph: Any) -> Neighbours:  # noqa: ANN401 - edges of any kind
 
 
 def _neighbours_of_ints(edges: NDArray[np.integer[Any]]) -> dict[AgentId, tuple[AgentId, ...]]:
-    """Return, for edges in an array of ints (m, 2), the dict of `neighbours_in`, in a fifth of the time."""
+    """Find the same neighbours as `neighbours_in`, for edges in an array of ints (m, 2), in a fifth of the time."""
     order = np.argsort(edges[:, 0], kind="stable")
     senders, hearers = edges[order, 0], edges[order, 1].tolist()
     firsts = np.flatnonzero(np.diff(senders, prepend=senders[:1] - 1))

@@ -103,8 +103,8 @@ def heard_of(message: "Message") -> HeardMessage:
 def people_by(interceptor: Any) -> tuple[AskSeat, TellSeat]:  # noqa: ANN401 - a Ray actor handle
     """Return the functions `ask` and `tell` for a SeatedModel. Both call the interceptor, which passes on the messages.
 
-    The functions may be called in any thread. `ask` calls the interceptor in the event loop that runs now, in the call
-    of `people_by`.
+    The functions may be called in any thread. `ask` calls the interceptor in the event loop in which `people_by` was
+    called.
     """
     from ray_messaging.cluster.handles.connection import insist  # noqa: PLC0415 - brings Ray, which local runs lack
     from ray_messaging.cluster.handles.group.waiting import InLoop  # noqa: PLC0415 - as above

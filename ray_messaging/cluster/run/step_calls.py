@@ -52,10 +52,10 @@ CALLS_END_S: Final = 30.0  # if a step fails, calls through `me.remember` have t
 _END_S: Final = 1.0  # a cancelled model has this time to end; a blocked thread does not notice the cancellation
 
 _Call = tuple["Agent", Awaitable[object]]
-# Keys of `counts`: retries, numbers of tokens, and their cost in units of 10^-12 of the currency.
+# Keys of `RememberedCalls.counts`: retries, numbers of tokens, and their cost in units of 10^-12 of the currency.
 RETRIES, INPUT, CACHED, OUTPUT, COST = "retries", "input_tokens", "cached_tokens", "output_tokens", "cost_parts"
-# Keys of `counts`: the tokens that the calls whose answers came from the store have used when they were made, and the
-# cost of these tokens by the prices of this run.
+# Keys of `RememberedCalls.counts` for answers from the store: the tokens that were used when these answers were made,
+# and the cost of these tokens by the prices of this run.
 SAVED, SAVED_COST = "saved_tokens", "saved_parts"
 NO_LIMITS = Calls.model_construct()  # pydantic would build a validator to check it, which takes 10 ms
 _TOO_MANY, _SERVER_ERRORS = 429, 5  # HTTP: the status "too many requests", and the first digit of server errors
@@ -542,8 +542,8 @@ class RememberedCalls:
         try:
             return await answer
         except asyncio.CancelledError:
-            # A call that the model itself has cancelled is given up. If the step has failed, only a person's is given
-            # up: others have cost money, so they go on.
+            # A call that the model itself has cancelled is given up. If the step has failed, only a call that a person
+            # answers is given up: other calls have cost money, so they go on.
             if not self.ending or made.by_person:
                 call.cancel()
                 await asyncio.wait({call})  # so that the call has left the gate before the model goes on
@@ -629,8 +629,9 @@ class RememberedCalls:
                 continue
             if isinstance(outcome, Exception):
                 raise outcome
-            # The shared call was cancelled, or no budget was left, or its answer cannot be stored any more, because
-            # this step has begun again, or it has failed and may succeed now. So the call is made here.
+            # The shared call has given no answer that can be used: it was cancelled, or no budget was left, or its
+            # answer could not be stored because the step had begun again, or it failed, but may succeed now. So the
+            # call is made here.
         flight = flights[call.key] = _Flight(call, self)
         flight.used = not self.early
         try:
@@ -652,7 +653,7 @@ class RememberedCalls:
         before = self.memory.failed(call.key)
         call.meter.used = None if before is None else before.usage
         if self.flights is not None and before is not None:
-            self.flights.failed.pop(call.key, None)  # what it has used is part of what this call has used
+            self.flights.failed.pop(call.key, None)  # this call's usage includes that of the failed one
         try:
             if call.content is None:
                 source, made = MODEL, await self._answer(call, function)
@@ -757,7 +758,8 @@ class RememberedCalls:
     def _leave(self, gate: CallGate, call: _Remembered, meter: CallMeter) -> None:
         """Leave the gate after a try. If the call was cancelled, but its thread goes on, leave when the thread ends.
 
-        Until then the call is under way, and may still use tokens, which only `meter` counts: the call gets another.
+        Until then the call is under way, and may still use tokens, which only `meter` counts, because the call itself
+        gets a new meter here.
         """
         if call.thread is None or call.thread.done():
             gate.leave(meter.used)

@@ -37,8 +37,9 @@ from ray_messaging.interception.lane import JUDGE, NUMBER, REQUEST, WAITING, Lan
 logger = logging.getLogger(__name__)
 
 _OPENING_S = 2.0  # the longest wait to connect; a firewall may drop packets
-# For longer waits Ray calls are made. A task that waits for Ray gives its processor to other tasks, such as the task
-# for which it waits.
+# The most seconds that one call over the socket waits for messages, or one call of the actor for answers. To wait
+# longer for messages, a handle makes a Ray call: a task that waits for Ray gives its processor to other tasks, such as
+# the one that sends the messages.
 WAIT_S = 0.5
 # The longest wait for an answer in seconds. For each _BYTES_PER_S bytes of a request, a second is added.
 _PATIENCE_S, _BYTES_PER_S = 1.0, 50 * 2**20
@@ -132,8 +133,8 @@ class GroupLane:
         return None
 
     async def _open(self) -> "Connection | None":
-        # The actor's next process has another socket. It is waited for, because a Ray call during the restart would
-        # take seconds to fail.
+        # The actor's next process has another socket. This waits until that process runs, because a Ray call during the
+        # restart would take seconds to fail.
         if self._lost:
             await wait_restart(self._waiting, self._actor, self._wait_s)
             self._route.address, self._lost = None, False
@@ -270,8 +271,8 @@ class LoopConnection:
     """A connection to a group's actor for all calls of one event loop, many at once.
 
     A call without an answer is made again through Ray. A call may take long, because of many other calls or a slow
-    rule, so a single call has no timeout. But if for a while no call is answered, and no AliveCall, which asks only for
-    a sign of life, the connection and all its calls are given up.
+    rule, so a single call has no timeout. If no call is answered for a while, the actor is asked for a sign of life by
+    an AliveCall. If that call is not answered either, the connection and all its calls are given up.
     """
 
     def __init__(self, process: str, client: LaneClient, life: Life) -> None:

@@ -49,8 +49,9 @@ async def driven_steps(
     """Yield the steps of a group for `task`, the Ray task or program that runs the group's steps.
 
     This process itself reads from the server and writes to it, because a detour over the group's actor would double the
-    work of a step. The server counts how often a process has begun to run the group's steps. A process sends its number
-    with each write, and the server refuses all numbers but the latest. The messager of this process hosts no agents.
+    work of a step. Each process that begins to run the group's steps gets the next number from the server. It sends
+    this number with each write, and the server refuses all numbers but the latest. The messager of this process hosts
+    no agents.
     """
     check_until(until)
     interceptor = await asyncio.to_thread(find_actor, f"{experiment.exp_id}/interceptor")
