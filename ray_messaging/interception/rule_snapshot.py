@@ -14,7 +14,8 @@ from ray_messaging.interception.rules.rule import Rule
 MIN_SNAPSHOT_NUMBER = 2**32  # numbers of snapshots are higher than all special values that stand in place of epochs
 MAX_ENTRIES = 20_000  # the most pairs, edges and members of all rules together, because every messager has a copy
 MOST_STRETCH = 20.0
-# The instance attributes of each class. If a rule has others, a user has changed it, and it may decide differently.
+# The instance attributes of each class. If a rule has others, code from outside of this library has changed the rule,
+# and it may decide differently.
 _ATTRIBUTES = {
     BlackList: {"name", "state", "_index", "_listed", "context", "on_error"},
     AllowGraph: {

@@ -139,7 +139,7 @@ class SlowRuleRunner:
             asyncio.get_running_loop().call_soon(self._start_some)
 
     def _start_some(self) -> None:
-        """Start some tasks, then let other tasks run, because a batch that waits for slow rules can need thousands."""
+        """Start some tasks, then let other tasks run, because a batch can need thousands of tasks."""
         for _ in range(min(_SLICE, len(self._due))):
             judging = self._due.popleft()
             if not judging.done.cancelled():
@@ -195,7 +195,7 @@ class SlowRuleRunner:
             place = next(at for at, rule in enumerate(judging.rules) if rule is judging.asked[0])
             judging.passed += tuple(rule.name for rule in judging.rules[:place])
             judging.rules = judging.rules[place:]
-            if self._writer.changed:  # the rules between the two slow rules have counted the message
+            if self._writer.changed:  # the rules between the last slow rule and this one have counted the message
                 self._save_progress(Deferred(judging.batch, judging.verdict, judging.rules, judging.passed))
 
     async def _ask_all(self, asked: Asked) -> list[Verdict]:
