@@ -22,7 +22,7 @@ PATIENCE_S = 2.0  # a request about deferred messages is answered after this tim
 
 
 class Rewritten(msgspec.Struct, array_like=True, frozen=True):
-    """The new payload of some rows (uint32, little endian), and the last rule that has changed it."""
+    """The new payload `line` of some `rows` (uint32, little endian), and the last rule that changed this payload."""
 
     rule: str
     rows: bytes

@@ -15,12 +15,13 @@ from ray_messaging.model.edge_pairs import edge_pairs
 Pair = tuple[AgentId | None, AgentId | None]
 Edge = tuple[AgentId, AgentId]
 
-# Odd 64-bit constants that spread ids over the table. The first is made from the golden ratio, the second is a prime.
+# Odd 64-bit constants that spread ids over the slots of an index. The first is made from the golden ratio, the second
+# is a prime.
 _SPREAD_FROM, _SPREAD_TO = np.uint64(0x9E3779B97F4A7C15), np.uint64(0xC2B2AE3D27D4EB4F)
 _HALF = np.uint64(32)
 _SLOTS_PER_PAIR = 16
-# With few slots, more rows are found that are not among the pairs. Each of them costs a lookup, which takes as long as
-# the arithmetic of a hundred rows.
+# With few slots, the index finds more rows that are not among the pairs. Each such row costs a lookup, which takes as
+# long as the arithmetic on a hundred rows.
 _LEAST_SLOTS = 2**16
 _LEAST_ROOM = 16
 FEW_ROWS = 8  # for up to this many rows, looking up each row is faster than arithmetic on the columns
@@ -38,7 +39,7 @@ def check_pair(pair: object, rule: str) -> Pair:
 
 
 def _check_nesting(pair: object, rule: str) -> None:
-    """Raise RuleError for a list of two tuples, because it is a list of pairs, where one pair is expected."""
+    """Raise RuleError for a list of two tuples where one pair is expected, because it may be two pairs."""
     if isinstance(pair, list) and all(isinstance(end, tuple) for end in pair):
         raise RuleError(
             f"the pair {pair!r} is a list, so its tuples may be two pairs, or two ids: write the two pairs without a "

@@ -63,7 +63,7 @@ class Sample(Rule):
         self.seed = seed
         self.action = check_choice("action", action, ("block", "label"), name)
 
-    def check_batch(self, batch: Batch, exp_id: str) -> Mapping[int, Verdict]:  # noqa: ARG002 - a Rule's
+    def check_batch(self, batch: Batch, exp_id: str) -> Mapping[int, Verdict]:  # noqa: ARG002 - every rule gets it
         """Return the verdicts on the rows that belong to the random share."""
         if batch.step is not None and batch.ordinal is not None:
             ids = _hashes(batch.from_ids) * _MIX_2
