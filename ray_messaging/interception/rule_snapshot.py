@@ -48,8 +48,8 @@ class RuleSnapshot(msgspec.Struct, array_like=True, frozen=True):
     """The interceptor's answer to a request for a rule snapshot.
 
     `number` is the number of the present rules (0: the messager must not apply rules itself). No other version of the
-    rules has this number, and no version of another interceptor. `rules` is None if the messager already has the rules,
-    or must not apply any. A messager multiplies the time between two reports of passed messages by `stretch`, so that
+    rules, and no other interceptor, uses this number. `rules` is None if the messager already has the rules, or must
+    not apply any. A messager multiplies the time between two reports of passed messages by `stretch`, so that
     many messagers report less often.
     """
 

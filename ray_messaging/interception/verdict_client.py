@@ -1,8 +1,8 @@
 """Verdict clients, by which a messager asks an interceptor for verdicts.
 
 There is a class of clients for each kind of interceptor: an interceptor in this process, the actor of this library
-(over its verdict lane or by Ray calls), or a user's actor with `forward`. Handles of Ray actors are only called, so
-this file does not import Ray.
+(over its verdict lane or by Ray calls), or a foreign actor, which has only `forward`. Handles of Ray actors are only
+called, so this file does not import Ray.
 """
 
 import asyncio
@@ -42,10 +42,10 @@ T = TypeVar("T")
 
 _GLANCE_S = 0.2  # the longest wait until an actor answers whether its server is lost
 _ADDRESS_S = 5.0  # the longest wait until an actor sends the address of its lane, if a lane was open before
-_CALLS = 256  # the most concurrent `forward` calls to a user's actor
+_CALLS = 256  # the most concurrent `forward` calls to a foreign actor
 # Ray's error for an actor that will not come back. It is given by name, because this file does not import Ray.
 _GONE = {"ActorDiedError"}
-# Ray's error for an exception in the user's own code. Asking again would not help.
+# Ray's error for an exception in the code of a foreign actor. Asking again would not help.
 _APPLICATION_ERROR = "RayTaskError"
 
 
@@ -415,7 +415,7 @@ class RemoteVerdictClient(VerdictClient):
 
 
 class ForeignVerdictClient(VerdictClient):
-    """The client of a user's actor. It calls `forward` as AgentSociety does, for each message that has both ids."""
+    """The client of a foreign actor. It calls `forward` as AgentSociety does, for each message that has both ids."""
 
     route = "forward"
 

@@ -136,7 +136,7 @@ class LiveControl:
         return f"{done.messages:,} messages were sent again"
 
     def close(self) -> None:
-        """Disconnect the user's messager."""
+        """Disconnect the messager that writes as the user."""
         with self._opening:
             if "_opened" in self.__dict__:
                 self._opened.close()

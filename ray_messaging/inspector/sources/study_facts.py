@@ -84,7 +84,7 @@ class StudyFacts(RunFacts):
         self._files = StudyFolder(folder)
         self._state: object = None
         self._study = Study(folder)
-        self._table: tuple[Study, StudyTable] | None = None  # the last table, after its study
+        self._table: tuple[Study, StudyTable] | None = None  # the last table, and its study
         self.title = name(self._folder.rstrip("/").rpartition("/")[2] or self._folder)
         self.phase = "study"
 

@@ -414,7 +414,7 @@ class Interceptor:
         for rule in [rule for rule in self.rules.each if rule.state is not None and rule.name in names]:
             try:
                 rule.restored()
-            except Exception as error:  # a custom rule's `restored` is code from outside of this library
+            except Exception as error:  # `restored` may be code from outside of this library
                 raise RuleError(
                     f"rule {rule.name!r} cannot go on from its saved state ({failure(error)}): fix the rule's method "
                     "`restored`",
@@ -483,7 +483,7 @@ class Interceptor:
     async def end_step(self, number: int, violations: Mapping[AgentId | None, int]) -> None:
         """End the round of a step that has ended for all groups. A repeated call does nothing.
 
-        The rounds of rules that judge whole steps have ended before.
+        The rounds of rules that judge whole steps have ended before this call.
 
         Args: `violations` has, by sender, how many messages were blocked by rules that judge the whole step.
         """

@@ -21,8 +21,8 @@ V = TypeVar("V")
 Key = Any  # an id, None, a str, or a tuple of these
 # A change of an entry; an int is added to a count; a list has the new value, or is empty if the entry was removed.
 Change = int | list[Any]
-# The name of a layer, which has the changes in a group's step that can still be undone. A layer that is saved is named
-# `group`; the layer of a batch that has no answer yet is named `(group,)`.
+# The name of a layer. A layer has changes of a group's step that can still be undone. It is named `group` if it is
+# saved, and `(group,)` if it belongs to a batch that has no answer yet.
 Layer = str | tuple[str]
 _BASE = ""  # the layer of the changes that belong to no attempt at a step
 

@@ -73,7 +73,8 @@ _decode = msgspec.msgpack.Decoder(AnswerRecord).decode
 def key_of(batch: Batch) -> str:
     """Return the key of a batch's answer. If the batch is sent again, it has the same key.
 
-    In steps, the key contains the step and the number of the attempt at the step.
+    In steps, the key contains the step and the number of the group's attempt at it. A group that runs a step again
+    begins a new attempt.
     """
     attempt = batch.attempt
     place = batch.epoch if attempt is None else f"{attempt.number}@{attempt.step}"

@@ -43,7 +43,7 @@ class Judging:
     `rules` are the rules that the messages may still need, and `passed` has the names of the rules before these. The
     generator `sections` yields a slow rule with the messages that the rule must judge. The rule's verdicts are then
     sent into the generator, which adds them to `verdict`. `asked` is what `sections` has yielded last (None: `sections`
-    has ended). `done` gets the answer to a batch of a step. It is cancelled if a later attempt of the group has begun.
+    has ended). `done` gets the answer to a batch of a step. It is cancelled if the group begins a later attempt.
     """
 
     key: str

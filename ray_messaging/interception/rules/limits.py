@@ -107,7 +107,7 @@ class RateLimit(Rule):
         self.per_round = None if per_round is None else check_count("per_round", per_round, 1, name)
         self.state: Table[int] | None = None if per_round is None else Table()
         self._clock = clock
-        # The time at which each bucket was last empty, or would have been empty, if it filled up to its present tokens.
+        # For each bucket, the time at which it was empty, if it has filled since then up to its present tokens.
         self._empty_at: dict[AgentId | None, float] = {}
         self._sweep_at = _LEAST_SWEEP
 

@@ -49,7 +49,7 @@ def _check_nesting(pair: object, rule: str) -> None:
 
 
 def check_pairs(pairs: object, rule: str) -> set[Pair]:
-    """Return the pairs that a user gave, with valid ids, as a set. The user may give a single pair instead of a list.
+    """Return the pairs that a rule was given, with valid ids, as a set. A single pair may be given instead of a list.
 
     Raises: RuleError or InvalidAddress for an invalid pair.
     """
@@ -176,7 +176,7 @@ class Network(NamedTuple):
 
 
 def read_network(graph: Any, rule: str, name: str, *, ids: bool) -> Network:  # noqa: ANN401 - anything networkx-like
-    """Read a graph that a user gave.
+    """Read a graph that a rule was given.
 
     Args: with `ids`, a list of members is also accepted, which makes a complete network.
     Raises: RuleError if `graph` is not a graph, InvalidAddress if an id is not valid.
@@ -251,7 +251,7 @@ class Edges:
 class PairTable:
     """The pairs that were listed when the table was built.
 
-    None in a pair stands for any agent, but not for the user.
+    None in a pair stands for any agent, but not for the user, who is no agent.
     """
 
     def __init__(self, pairs: Iterable[Pair]) -> None:

@@ -119,7 +119,7 @@ def replaced(value: Any, change: Callable[[str], str]) -> Any:  # noqa: ANN401 -
 
 
 class Word(NamedTuple):
-    """A word as the user gave it, and the same word in the plain form that is searched for (see `plain`)."""
+    """A word as the rule was given it, and the same word in the plain form that is searched for (see `plain`)."""
 
     given: str
     plain: str
