@@ -14,7 +14,7 @@ T = TypeVar("T")
 
 INTERCEPTOR = "interceptor"  # the `name` in the Fenced error of an interceptor that has a successor
 # Numbers that stand in place of an interceptor's epoch:
-FOREIGN = -1  # the verdicts of a foreign actor with `forward`, which the server does not know
+FOREIGN = -1  # the verdicts of an interceptor that the server does not know, such as a foreign actor with `forward`
 NOBODY = -2  # no verdicts; the server accepts this only if the experiment has no interceptor
 MIXED = -3  # the verdicts of several interceptors; the server never accepts this
 _EPOCHS = 2**62
