@@ -181,7 +181,7 @@ class Intersections:
 
         The batch must have a row for every hearer of its broadcasts.
         """
-        # The audience of all agents has no version, and its pairs may change at any time.
+        # The audience of all agents has no version. Its pairs may change at any time, so they are not cached.
         if not pairs.audience.version:
             return np.flatnonzero(check.bars(batch.from_ids, batch.to_ids))
         key, version = (pairs.audience, id(rule)), _version(rule)

@@ -64,7 +64,7 @@ class DelegatedRules:
 
     @cached_property
     def _loop(self) -> asyncio.AbstractEventLoop:
-        # Only a method may ask for the loop, because clients are made before a loop runs.
+        # The loop is asked for at its first use, because this object may be made before a loop runs.
         return asyncio.get_running_loop()
 
     # -- passing messages -----------------------------------------------------------------------------------------
@@ -128,8 +128,8 @@ class DelegatedRules:
         Args: `asked_at` is the loop time when the messager asked the interceptor about this batch. `number` is the
         number of the rule snapshot that the answer offers (0: none).
         """
-        # The delegated rules have passed this batch before, but the server has refused it. Now the interceptor counts
-        # it.
+        # The delegated rules have passed this batch before, but the server has refused it. Now the interceptor has
+        # judged and counted it, so it no longer counts here.
         if self._recent.get(batch.first):
             self._recent[batch.first] = False
             self._count(-batch.rows)

@@ -65,7 +65,7 @@ class FrameProtocol(asyncio.BufferedProtocol):
         self.transport = cast("asyncio.Transport", transport)  # uvloop's transports are not subclasses of asyncio's
         notice_cuts(transport.get_extra_info("socket"))
 
-    def get_buffer(self, sizehint: int) -> memoryview:  # noqa: ARG002 - asyncio's
+    def get_buffer(self, sizehint: int) -> memoryview:  # noqa: ARG002 - asyncio passes it
         """Return the free end of the buffer, into which the next bytes are written."""
         if self._low or self._high == len(self._buffer):
             self._make_room()

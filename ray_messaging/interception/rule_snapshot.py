@@ -14,7 +14,8 @@ from ray_messaging.interception.rules.rule import Rule
 MIN_SNAPSHOT_NUMBER = 2**32  # numbers of snapshots are higher than all special values that stand in place of epochs
 MAX_ENTRIES = 20_000  # the most pairs, edges and members of all rules together, because every messager has a copy
 MOST_STRETCH = 20.0
-# The instance attributes of each class. If a rule has others, a user has changed it, and it may decide differently.
+# The instance attributes of each class. If a rule has others, code from outside of this library has changed the rule,
+# and it may decide differently.
 _ATTRIBUTES = {
     BlackList: {"name", "state", "_index", "_listed", "context", "on_error"},
     AllowGraph: {
@@ -47,8 +48,8 @@ class RuleSnapshot(msgspec.Struct, array_like=True, frozen=True):
     """The interceptor's answer to a request for a rule snapshot.
 
     `number` is the number of the present rules (0: the messager must not apply rules itself). No other version of the
-    rules has this number, and no version of another interceptor. `rules` is None if the messager already has the rules,
-    or must not apply any. A messager multiplies the time between two reports of passed messages by `stretch`, so that
+    rules, and no other interceptor, uses this number. `rules` is None if the messager already has the rules, or must
+    not apply any. A messager multiplies the time between two reports of passed messages by `stretch`, so that
     many messagers report less often.
     """
 

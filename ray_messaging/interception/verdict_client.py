@@ -1,8 +1,8 @@
 """Verdict clients, by which a messager asks an interceptor for verdicts.
 
 There is a class of clients for each kind of interceptor: an interceptor in this process, the actor of this library
-(over its verdict lane or by Ray calls), or a user's actor with `forward`. Handles of Ray actors are only called, so
-this file does not import Ray.
+(over its verdict lane or by Ray calls), or a foreign actor, which has only `forward`. Handles of Ray actors are only
+called, so this file does not import Ray.
 """
 
 import asyncio
@@ -42,10 +42,10 @@ T = TypeVar("T")
 
 _GLANCE_S = 0.2  # the longest wait until an actor answers whether its server is lost
 _ADDRESS_S = 5.0  # the longest wait until an actor sends the address of its lane, if a lane was open before
-_CALLS = 256  # the most concurrent `forward` calls to a user's actor
+_CALLS = 256  # the most concurrent `forward` calls to a foreign actor
 # Ray's error for an actor that will not come back. It is given by name, because this file does not import Ray.
 _GONE = {"ActorDiedError"}
-# Ray's error for an exception in the user's own code. Asking again would not help.
+# Ray's error for an exception in the code of a foreign actor. Asking again would not help.
 _APPLICATION_ERROR = "RayTaskError"
 
 
@@ -112,7 +112,7 @@ def verdict_client_for(
     """
     if hasattr(interceptor, "forward_batch") and hasattr(interceptor, "lane"):
         return RemoteVerdictClient(interceptor, timeout_s, exp_id, delegate_rules=delegate_rules)
-    from ray_messaging.interception.interceptor.interceptor import Interceptor  # noqa: PLC0415 - groups need none of it
+    from ray_messaging.interception.interceptor.interceptor import Interceptor  # noqa: PLC0415 - groups do not need it
 
     if isinstance(interceptor, Interceptor):
         if interceptor.rules.whole and not interceptor.supervised:
@@ -139,7 +139,7 @@ class PassAll(VerdictClient):
     route = "none"
     judges_nothing = True
 
-    async def judge(self, batch: Batch) -> BatchVerdict:  # noqa: ARG002 - a VerdictClient's
+    async def judge(self, batch: Batch) -> BatchVerdict:  # noqa: ARG002 - every client gets it
         """Return a verdict that blocks nothing."""
         return BatchVerdict(epoch=NOBODY)
 
@@ -175,7 +175,7 @@ class LocalVerdictClient(VerdictClient):
 
     async def pass_whole(self, broadcasts: Batch) -> BatchVerdict | None:
         """Return a verdict that lets broadcasts pass to all their hearers; None if rules must judge the broadcasts."""
-        # This call makes the interceptor use the rules of the batch's step.
+        # This call, with an empty batch, makes the interceptor use the rules of the batch's step.
         await self.judge(broadcasts.take(np.zeros(0, np.intp)))
         return None if self._interceptor.rules.each else await self.judge(broadcasts)
 
@@ -359,9 +359,9 @@ class RemoteVerdictClient(VerdictClient):
     async def _open(self) -> LaneClient | None:
         """Open a connection for verdicts to the interceptor's actor; return None if that fails.
 
-        The last address is tried first. After the network was interrupted, it can be reached sooner than the actor,
-        because Ray pauses for long between its attempts to connect. If neither this address nor Ray answers, raise
-        TimeoutError, after which the caller tries again.
+        The last address is tried first. After the network was interrupted, this address can be reached sooner than the
+        actor, because Ray pauses for long between its attempts to connect. If neither this address nor Ray answers,
+        raise TimeoutError, after which the caller tries again.
         """
         before = self._address
         if before is not None:
@@ -415,7 +415,7 @@ class RemoteVerdictClient(VerdictClient):
 
 
 class ForeignVerdictClient(VerdictClient):
-    """The client of a user's actor. It calls `forward` as AgentSociety does, for each message that has both ids."""
+    """The client of a foreign actor. It calls `forward` as AgentSociety does, for each message that has both ids."""
 
     route = "forward"
 

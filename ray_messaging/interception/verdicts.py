@@ -14,7 +14,7 @@ T = TypeVar("T")
 
 INTERCEPTOR = "interceptor"  # the `name` in the Fenced error of an interceptor that has a successor
 # Numbers that stand in place of an interceptor's epoch:
-FOREIGN = -1  # the verdicts of a user's own interceptor, which the server does not know
+FOREIGN = -1  # the verdicts of an interceptor that the server does not know, such as a foreign actor with `forward`
 NOBODY = -2  # no verdicts; the server accepts this only if the experiment has no interceptor
 MIXED = -3  # the verdicts of several interceptors; the server never accepts this
 _EPOCHS = 2**62
@@ -22,7 +22,7 @@ PATIENCE_S = 2.0  # a request about deferred messages is answered after this tim
 
 
 class Rewritten(msgspec.Struct, array_like=True, frozen=True):
-    """The new payload of some rows (uint32, little endian), and the last rule that has changed it."""
+    """The new payload `line` of some `rows` (uint32, little endian), and the last rule that changed this payload."""
 
     rule: str
     rows: bytes

@@ -26,7 +26,7 @@ class SearchPage:
 
     def __init__(self, cache: AnswerCache, asked: Mapping[str, str]) -> None:
         self._cache = cache
-        self._searching = asyncio.Lock()  # one search at a time, so that the rows of an earlier search cannot come last
+        self._searching = asyncio.Lock()  # one search at a time, so that old rows cannot replace newer ones
         with card("Search the last rows that match"):
             with ui.row().classes("w-full gap-3 items-end"):
                 self._fields = {

@@ -15,8 +15,8 @@ from ray_messaging.inspector.pages.layout import Problem, await_data, card, char
 from ray_messaging.inspector.web.answer_cache import AnswerCache
 
 _PLAY_S = 0.4
-_SIZES = 500, 440  # the width and height of a map in pixels: of one run, and of two runs beside each other
-_LEGEND = 130  # the pixels beside a map
+_SIZES = 500, 440  # the side of a square map in pixels: of one run, and of each of two runs
+_LEGEND = 130  # the width in pixels for the legend beside a map
 _MOST_DIGITS = 18  # the most digits of a step in the URL
 _NETWORK, _MAP = "messages of the step", "places"
 _NOTHING = (
@@ -68,7 +68,7 @@ class SocietyPage:
                 with card("Messages that differ") as self._differs:
                     self._counts = chart("differences", 160)
         self._differs.set_visibility(source.beside is not None)
-        self._drawing = False  # whether the page itself, and not the reader, is changing the choices
+        self._drawing = False  # whether the page itself, and not the person at the browser, is changing the choices
         # The numbers of the last request for data, and of the request whose data are shown.
         self._asked = self._shown = 0
         self._waiting = 0  # the number of requests that have no answer yet

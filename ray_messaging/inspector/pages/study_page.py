@@ -25,7 +25,7 @@ class StudyPage:
         assert isinstance(cache.source, StudyFacts)
         self._facts = cache.source
         self._asked = Choice(asked.get("outcome", ""), asked.get("x", ""), asked.get("by", ""))
-        self._choosing = False  # whether the page itself, and not the reader, is changing the choices
+        self._choosing = False  # whether the page itself, and not the person at the browser, is changing the choices
         self._shown: StudyTable | None = None
         self._problem = Problem(quiet=True)
         with card("Runs"):
@@ -76,7 +76,7 @@ class StudyPage:
         self._bar.set_value(found.ended / found.planned if found.planned else 0)
         self._error.set_text(f"The first error: {found.error}" if found.error else "")
         names = [*found.parameters, "runs", "failed", *found.outcomes]
-        # The keys are numbers, because a name that a user has chosen must not become a key (see `charts`).
+        # The keys are numbers, because the names of parameters and outcomes are any texts, and must not become keys.
         self._table.columns = [
             {"name": f"c{place}", "label": cut(each, 40), "field": f"c{place}", "align": "left"}
             for place, each in enumerate(names)
@@ -102,7 +102,7 @@ class StudyPage:
                 draw(self._heat, study_charts.heat_map(cells))
 
     def _choose(self, choice: Choice) -> None:
-        """Fill the page's fields of choices with the study's parameters and outcomes, and set them to those shown."""
+        """Fill the page's fields of choices with the study's parameters and outcomes, and select the shown ones."""
         assert self._shown is not None
         self._choosing = True
         self._outcome.set_options(self._shown.outcomes, value=choice.outcome)

@@ -10,11 +10,14 @@ from ray_messaging.model.fates import STORED
 
 AGENTS = 60
 PAIRS = 12
-MOST = 500_000  # the most rows that are counted; of more rows a sample is counted
+MOST = 500_000  # the most rows that are counted; if there are more, a sample is counted
 
 
 def society_of(log: EventLog, *, after: int = -1) -> BusiestAgents:
-    """Return who writes to whom in a log's rows after a position, without the user and broadcasts.
+    """Return who writes to whom in a log's rows after a position.
+
+    Only messages from one agent to another are counted: no broadcasts, and no messages from or to the user, who is no
+    agent.
 
     If there are more than MOST rows, a sample of them is counted.
     """

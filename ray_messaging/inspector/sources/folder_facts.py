@@ -1,4 +1,4 @@
-"""A source that reads the folder of a log. The run of the log has ended, or still writes files."""
+"""A source that reads the folder of a log. The run that wrote the log has ended, or still writes it."""
 
 from collections import Counter
 from collections.abc import Callable, Mapping
@@ -39,11 +39,11 @@ from ray_messaging.transports.step_values import CollectedKind
 T = TypeVar("T")
 
 _SERIES_FILES = 8  # the most files of collected values, of some MB each; more would be too many for a page
-_MOST, _LONGEST = 15, 400  # the most lines of the record that are shown, and the most characters of each
+_MOST, _LONGEST = 15, 400  # the most lines of the run's record that are shown, and the most characters of each
 
 
 class FolderFacts(RunFacts):
-    """Source for the folder of a log. The rows are counted once, and again if the log has grown."""
+    """Source for the folder of a log. The log's rows are counted once, and again after the log has grown."""
 
     def __init__(self, log_dir: str | Path, beside: str | Path | None = None) -> None:
         """Open a folder, and the folder of another run for comparison; raise LogError if one of them has no log."""
@@ -84,7 +84,7 @@ class FolderFacts(RunFacts):
         unit, width = unit_for(span)
         counts = self.log.count(by=[unit, "step", *Key._fields])
         bins = binned(counts, "step")
-        in_steps = sum(map(Counter.total, bins.values())) > rows / 2  # even with steps, some messages have no step
+        in_steps = sum(map(Counter.total, bins.values())) > rows / 2  # in a run with steps, some messages have no step
         if in_steps:
             width = (max(bins) - min(bins)) // BINS + 1
         else:
@@ -137,7 +137,7 @@ class FolderFacts(RunFacts):
         return self.series() if series is None else over_steps(series, measure)
 
     def differences(self) -> Differences | None:
-        """Return the messages in which the run differs from the run it is compared with; None: there is no other run.
+        """Return where the messages of this run differ from those of the run `beside`; None: there is no other run.
 
         Raises: ConfigError if only one of the two runs had steps, LogError if a log cannot be read.
         """
@@ -205,7 +205,7 @@ class FolderFacts(RunFacts):
     def record(self) -> list[tuple[str, str]]:
         """Return the record of the run as pairs of a name and a value; raise LogError if it is damaged.
 
-        It has the experiment, starts, groups, steps and rules.
+        The record has the experiment, starts, groups, steps and rules.
         """
         run = self.log.run
         if run is None:

@@ -39,12 +39,12 @@ from ray_messaging.observability.health.findings import Health
 
 PERIOD_S = 60
 _MOST_COUNTED = 50_000  # the most rows that one call counts; of more rows, a sample of this size is counted
-_FIRST_COUNTED = 500_000  # the most rows that the first call counts, which also counts earlier rows
+_FIRST_COUNTED = 500_000  # the most rows that the first call counts: those that came before it
 _LETTERS = 50
 _MOST_AT_WORK = 20  # the most agents whose calls are shown
 _TEXTS = 3  # the most texts of a dead letter that are shown
 _TEXT = 300  # the most characters of each text that are shown
-# If a group has more agents, no states are shown, because one state can only be read together with those of all agents.
+# If a group has more agents, no states are shown, because a state can only be read with those of the whole group.
 _MOST_HOSTED = 20_000
 
 
@@ -72,12 +72,13 @@ class LiveSource(RunFacts):
     def ended(self) -> RunFacts | None:
         """Return the source to use from now on, if the experiment has ended; otherwise None.
 
-        This is the source of the log, or a source whose calls say why there is no log.
+        This is the source for the log's folder, or a source that says why there is no log.
         """
         log_dir = self._messaging.log_dir
         if not (log_dir and has_ended(Folder(log_dir))) and find_actor(self._connection.experiment.interceptor_name):
             return None
-        # This process goes on with the log. Ray would kill it some time after its cluster has ended.
+        # This process goes on, and shows the log. Without the shutdown, Ray would kill this process some time after
+        # the end of the Ray cluster.
         ray.shutdown()
         if log_dir is None:
             return LostSource(self.title, "this experiment has ended, and kept no event log: start it with log_dir=...")
@@ -117,7 +118,7 @@ class LiveSource(RunFacts):
         return replace(by_step, per_second=in_time.per_second)
 
     def society(self) -> BusiestAgents | None:
-        """Return the agents, and the pairs of agents, with the most messages among the last ones.
+        """Return the agents, and the pairs of agents, that have the most messages in the log's last rows.
 
         Return None if there is no log.
         """
@@ -180,7 +181,7 @@ class LiveSource(RunFacts):
         return replace(facts, group=name(group), waiting=waiting, state=self._state_of(found, group))
 
     def _state_of(self, agent: AgentId, group: str) -> dict[str, str]:
-        """Return the first values of the state that an agent of `messaging.run` has committed, by key, as texts.
+        """Return the committed state of an agent of `messaging.run`: its first few values, by key, as texts.
 
         Return {} if the agent has no state, or if its group is too large to be read.
         """

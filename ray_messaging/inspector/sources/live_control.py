@@ -36,7 +36,7 @@ ReadRule = Callable[[str], Rule]
 
 
 class LiveControl:
-    """What a reader of the pages can do with a running experiment: steer it, and send messages as the user.
+    """What a reader of the pages can do with a running experiment: steer it, and write as the user outside of it.
 
     Each call that returns a str tells the reader what was done.
 
@@ -136,7 +136,7 @@ class LiveControl:
         return f"{done.messages:,} messages were sent again"
 
     def close(self) -> None:
-        """Disconnect the user's messager."""
+        """Disconnect the messager that writes as the user."""
         with self._opening:
             if "_opened" in self.__dict__:
                 self._opened.close()
@@ -171,7 +171,7 @@ def _recipient(text: str) -> AgentId:
 
 
 def preview(log: EventLog, exp_id: str, rule: Rule) -> Preview:
-    """Apply a new rule to the messages that passed in the last minute, at most MOST of them.
+    """Apply a new rule to the messages of the last minute that passed all rules, at most MOST of them.
 
     Raise LogError if the log is damaged.
     """
@@ -199,7 +199,7 @@ def preview(log: EventLog, exp_id: str, rule: Rule) -> Preview:
 def judged(rows: Iterable[Mapping[str, Any]], exp_id: str, rule: Rule) -> Iterable[tuple[Mapping[str, Any], Verdict]]:
     """Yield the rows that a rule would block or change, with the rule's verdicts.
 
-    A rule about rates is applied with the times in the log.
+    A RateLimit is given the times in the log in place of the clock.
     """
     if isinstance(rule, RateLimit):
         moment = [0.0]

@@ -100,11 +100,11 @@ def _recipient(found: Mapping[str, Any]) -> str:
     return name(found["to_id"])
 
 
-def _fates(log: EventLog, **fields: Any) -> dict[str, int]:  # noqa: ANN401 - see Fields
+def _fates(log: EventLog, **fields: Any) -> dict[str, int]:  # noqa: ANN401 - the fields of a query, as from `_fields`
     return {row["fate"]: row["count"] for row in log.count(by="fate", **fields).to_pylist()}
 
 
-def _neighbours(log: EventLog, end: str, **fields: Any) -> list[tuple[str, int]]:  # noqa: ANN401 - see Fields
+def _neighbours(log: EventLog, end: str, **fields: Any) -> list[tuple[str, int]]:  # noqa: ANN401 - the fields of a query, as from `_fields`
     first = log.count(by=end, **fields).slice(0, NEIGHBOURS)
     return [(name(as_id(row[end])), row["count"]) for row in first.to_pylist()]
 
@@ -189,7 +189,7 @@ class RunFacts:
         return None
 
     def differences(self) -> Differences | None:
-        """Return the messages in which the run differs from the run it is compared with; None: there is no other run.
+        """Return where the messages of this run differ from those of the run `beside`; None: there is no other run.
 
         Raises: ConfigError if only one of the two runs had steps, LogError if a log cannot be read.
         """
@@ -262,7 +262,7 @@ class RunFacts:
         return cause_of(self.log.why(message_id, depth))
 
     def effects(self, message_id: str, steps: int) -> Series:
-        """Return how many agents a message could have influenced, by step: for the first time, and in all so far.
+        """Return, by step, how many agents a message could have influenced: first in this step, and up to this step.
 
         `steps` is the number of steps. Raises the same errors as `why`.
         """

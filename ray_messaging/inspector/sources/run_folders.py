@@ -36,7 +36,7 @@ class RunFolders:
 
     def found(self) -> dict[str, str]:
         """Return the folders of the runs, at most MOST_RUNS, by the names of the runs."""
-        # Names with other characters are left out: a client could not show them, or not send them back unchanged.
+        # Names with unprintable characters are left out: a client could not show them, or not send them back unchanged.
         shown = ((name, folder) for name, folder in self._walk() if name.isprintable())
         return dict(islice(shown, MOST_RUNS))
 

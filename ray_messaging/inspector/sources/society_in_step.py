@@ -16,7 +16,7 @@ from ray_messaging.model.fates import STORED
 from ray_messaging.model.series_columns import AGENT, AGENT_NAME, STEP, TAKEN
 
 MOST_DRAWN = 10_000
-_MOST_LINKED = 150  # with more agents, no lines are drawn between agents, because so many show nothing
+_MOST_LINKED = 150  # with more agents, no lines are drawn between them: so many lines cannot be told apart
 _MOST_KINDS = 9
 _MEAN = "mean"
 
@@ -40,7 +40,8 @@ def society_in_step(
         log: The log of the messages; None: there is none, so no messages are returned.
         measure: The name of a collected value.
         step: A step. If no values were collected in it, the last step before it with values is taken.
-        columns: The number of agents in a row of the lattice; None: so many that the lattice is a square.
+        columns: The number of agents in a row of the lattice in which agents without positions are drawn; None: so many
+            that the lattice is a square.
 
     Raises: InvalidQuery if the run has collected no such value.
     """

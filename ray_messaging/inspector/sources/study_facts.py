@@ -29,10 +29,10 @@ class Choice(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class StudyTable:
-    """The state of a study. `planned` is the number of its runs, or None if that is not in its folder.
+    """The state of a study. `planned` is the number of runs that it shall have, or None if its folder does not tell.
 
-    `rows` has one row for each combination of values of the parameters. If the study has more than MOST_ROWS of them,
-    `rows` has only so many. `all_rows` is the number of all combinations.
+    `rows` has one row for each combination of values of the parameters. If the study has more than MOST_ROWS
+    combinations, `rows` has only MOST_ROWS of them. `all_rows` is the number of all combinations.
     """
 
     text: str
@@ -62,7 +62,7 @@ class Curves:
 
 @dataclass(frozen=True, slots=True)
 class HeatMap:
-    """The mean of an outcome for each pair of values of two parameters, for which there are runs.
+    """The mean of an outcome for each pair of values of two parameters with which there are runs.
 
     `columns` and `rows` have the values as texts. Each of `means` has the index of the column, that of the row, and the
     mean.
@@ -84,7 +84,7 @@ class StudyFacts(RunFacts):
         self._files = StudyFolder(folder)
         self._state: object = None
         self._study = Study(folder)
-        self._table: tuple[Study, StudyTable] | None = None  # the study from which the table was made
+        self._table: tuple[Study, StudyTable] | None = None  # the last table, and its study
         self.title = name(self._folder.rstrip("/").rpartition("/")[2] or self._folder)
         self.phase = "study"
 
@@ -101,7 +101,7 @@ class StudyFacts(RunFacts):
         The intervals are those of `Study.summary`.
         """
         study = self.study
-        # Another thread may read the study again while this one makes the table.
+        # Another thread may replace self._study while this one makes the table, so the table is kept with its study.
         if self._table is not None and self._table[0] is study:
             return self._table[1]
         failed = [run.error for run in study._runs if run.error is not None]

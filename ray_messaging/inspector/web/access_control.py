@@ -31,8 +31,8 @@ _HEADERS = {
     "cross-origin-resource-policy": "same-origin",
 }
 _NO_STORE = {"cache-control": "no-store"}
-# This page opens the next one by a script. If the link was on another site, browsers would follow a redirect without
-# the cookie, because the cookie is SameSite=Strict.
+# The answer to the URL with the token. It opens the first page by a script, in place of a redirect: if the link was on
+# another site, browsers would follow a redirect without the cookie, because the cookie is SameSite=Strict.
 _ENTER = """<!doctype html><meta charset="utf-8"><title>Inspector</title>
 <script>location.replace("/")</script><noscript><a href="/">Open the inspector</a></noscript>"""
 

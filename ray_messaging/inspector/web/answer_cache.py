@@ -56,8 +56,8 @@ class AnswerCache:
         began = time.monotonic()
         try:
             answer.value = await self.ask(question)
-            # An answer is used for longer: by three times the time that its computation took. So the answer to a slow
-            # question is being computed for at most a fourth of the time.
+            # An answer is used for longer than `max_age_s`: by three times the time that its computation took. So a
+            # slow question is being computed for at most a fourth of the time.
             answer.at = time.monotonic() + 3 * (time.monotonic() - began)
         finally:
             answer.coming = None

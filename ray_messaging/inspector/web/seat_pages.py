@@ -1,7 +1,7 @@
 """The web application of seats: a page for each person who plays an agent, which shows what the agent hears.
 
-The link of a seat has its token. At the first visit the browser gets a cookie in place of the token. The cookie is
-computed from the token, so it stays valid when this process, or the whole experiment, starts again.
+The link to a seat's page contains the seat's token. At the first visit the browser gets a cookie in place of the token.
+The cookie is computed from the token, so it stays valid when this process, or the whole experiment, starts again.
 """
 
 import asyncio
@@ -81,7 +81,7 @@ class _SeatPages:
         self._look: asyncio.Task[None] | None = None
         self._waiting: dict[AgentId, int] = {}  # by agent, how many requests wait for a change of the page
 
-    async def _call(self, method: str, *arguments: object, **named: object) -> Any:  # noqa: ANN401 - of the desk
+    async def _call(self, method: str, *arguments: object, **named: object) -> Any:  # noqa: ANN401 - of the seat desk
         call = partial(getattr(self._interceptor, method).remote, *arguments, **named)
         try:
             return await insist(InLoop(), self._interceptor, call, actor_name="the interceptor")
@@ -159,7 +159,7 @@ class _SeatPages:
         return JSONResponse(shown(view), headers=_HEADERS)
 
     async def answer(self, request: Request) -> Response:
-        """Pass on what a person has written in a step, which the agent's group sends as the agent's messages."""
+        """Pass on what a person has written in a step. The agent's group sends it as the agent's messages."""
         agent, given = await self._admitted(request), await _given(request)
         step, messages = given.get("step"), given.get("messages")
         if type(step) is not int or not isinstance(messages, list) or not all(isinstance(m, dict) for m in messages):
@@ -214,7 +214,7 @@ def _cookie(token: str) -> str:
 
 
 def _cookie_name(token: str) -> str:
-    """Return the name of a seat's cookie. Browsers share cookies among ports, so each seat has another name."""
+    """Return the name of a seat's cookie. Browsers share cookies among ports, so each seat has its own cookie name."""
     return "seat_" + blake2b(token.encode(), digest_size=8, person=b"seat's name").hexdigest()
 
 

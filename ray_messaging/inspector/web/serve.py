@@ -115,7 +115,7 @@ def serve(app: object, bound: Bound, *, on_ready: Callable[[], None], until: "th
 
     Args: `on_ready` is called when pages can be opened.
     """
-    import uvicorn  # noqa: PLC0415 - of the extra
+    import uvicorn  # noqa: PLC0415 - part of an optional extra
 
     from ray_messaging.inspector.web.access_control import AccessControl  # noqa: PLC0415
 

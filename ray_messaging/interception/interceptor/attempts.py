@@ -12,7 +12,7 @@ from ray_messaging.model.batch import Attempt
 
 
 def attempt_of(key: str) -> Attempt | None:
-    """Return the attempt at a step in which a batch was sent, as the key of the answer to the batch names it.
+    """Return the attempt at a step in which a batch was sent, given the key of the answer to the batch.
 
     Return None if the batch was sent outside of steps. `saved_answers.key_of` makes the keys.
     """

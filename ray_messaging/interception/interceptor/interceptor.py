@@ -53,7 +53,7 @@ ROUNDS, ATTEMPTS, CHANGES = ":rounds", ":attempts", ":changes"
 OWN_TABLES = (VIOLATIONS, ROUNDS, ATTEMPTS, CHANGES)
 ANSWERS = ":answers"
 _OVER = ("interceptor", "a later task takes the group through its steps, so nothing that this task sends counts")
-_ROUND_CALLS = 100  # the number of remembered calls of `new_round_once`
+_ROUND_CALLS = 100  # how many calls of `new_round_once` are remembered
 _CLOSE_S = 3.0  # the time limit for a rule's close()
 _KEEP_S = 120.0  # the default of how long senders may ask again about a batch
 
@@ -63,8 +63,8 @@ class Interceptor:
 
     A batch takes this way: `answer` looks for an earlier answer, a `RulePipeline` applies the rules, the verdict is
     counted and encoded, and the answer is kept in case the sender asks again. `judge` serves messagers of this process,
-    which get the verdict itself. A batch of a step is judged once in each attempt at the step. Its answer waits for
-    slow rules, which await their verdicts, and is kept until the group goes on to the next step.
+    which get the verdict as an object. A batch of a step is judged once in each attempt at the step. Its answer waits
+    for slow rules, whose checks are coroutines, and is kept until the group goes on to the next step.
 
     Args:
         store: where the rules' state is saved. If a batch has changed the state, it is answered after the state is
@@ -143,8 +143,8 @@ class Interceptor:
         Args:
             request: the batch: as a frame, whose memory may be used during this call only, or as an object from a
                 messager of this process.
-            patient: says that the rows wait for slow rules. The answer then waits, too, until some of the rows have
-                verdicts, or for PATIENCE_S seconds.
+            patient: whether the sender knows from an earlier answer that rows of the batch wait for slow rules. If so,
+                this answer waits, too, until some of the rows have verdicts, or for PATIENCE_S seconds.
 
         Raises: Fenced if a newer interceptor has taken over; FrameError if the request is not a valid frame.
         """
@@ -414,7 +414,7 @@ class Interceptor:
         for rule in [rule for rule in self.rules.each if rule.state is not None and rule.name in names]:
             try:
                 rule.restored()
-            except Exception as error:  # `restored` is the user's code
+            except Exception as error:  # `restored` may be code from outside of this library
                 raise RuleError(
                     f"rule {rule.name!r} cannot go on from its saved state ({failure(error)}): fix the rule's method "
                     "`restored`",
@@ -483,7 +483,7 @@ class Interceptor:
     async def end_step(self, number: int, violations: Mapping[AgentId | None, int]) -> None:
         """End the round of a step that has ended for all groups. A repeated call does nothing.
 
-        The rounds of rules that judge whole steps have ended before.
+        The rounds of rules that judge whole steps have ended before this call.
 
         Args: `violations` has, by sender, how many messages were blocked by rules that judge the whole step.
         """

@@ -27,7 +27,7 @@ from ray_messaging.wire.frames import decode
 logger = logging.getLogger(__name__)
 
 CONNECTIONS = 10_000
-# The time limit for completing a request, and for reading an answer, because slow callers use up memory.
+# The time limit for a caller to complete a request, or to read an answer. Slow callers use up memory.
 STALLED_S = 60.0
 HELD_BYTES = 2**30  # the most bytes of incomplete requests, of all callers together
 _UNREAD_BYTES = 2**20  # while a caller has more bytes of unread answers than this, its further requests are not read
@@ -92,7 +92,7 @@ class LaneServer:
     async def close(self) -> None:
         """Stop listening and drop all connections."""
         if self._server is not None:
-            # asyncio finishes a connection in a task after it has accepted it. If the server is closed in between, this
+            # After asyncio has accepted a connection, a task sets it up. If the server is closed in between, this
             # task fails and leaves the socket open. So accept no more, and let the tasks that exist run first.
             loop = asyncio.get_running_loop()
             for listening in self._server.sockets:
@@ -154,7 +154,7 @@ class _LanePeer(FrameProtocol):
         cast("asyncio.Transport", transport).set_write_buffer_limits(high=_UNREAD_BYTES)
         self._timer = asyncio.get_running_loop().call_later(OPENING_S, self.refuse, "no token in time")
 
-    def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002 - asyncio's
+    def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002 - asyncio passes it
         """Remove the caller, and cancel its requests."""
         self._server.leave(self)
         self._hold(0)
@@ -179,7 +179,7 @@ class _LanePeer(FrameProtocol):
             self.refuse("too many bytes of requests that have only begun")
 
     def _hold(self, size: int) -> bool:
-        """Record that `size` bytes of this caller's next request have arrived, which is not complete yet.
+        """Record that `size` bytes of this caller's next request, which is not complete yet, have arrived.
 
         Return False if the incomplete requests of all callers now have more than HELD_BYTES bytes together.
         """

@@ -172,7 +172,7 @@ class RuleDelegation:
 
         Args: `stretch` is the factor by which messagers make the intervals between their reports longer.
         """
-        # The rules have changed since `answer` was called. The older snapshot must be revoked first.
+        # If the rules have changed since `answer` was called, the older snapshot must be revoked first.
         if self._outdated:
             return _NOTHING
         number = self._given = self.number

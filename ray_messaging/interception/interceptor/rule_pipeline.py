@@ -73,7 +73,7 @@ class RulePipeline:
         self._whole = batch
         self.pairs = None if batch.extension is None else pair_rows(batch)
         self._intersections = intersections
-        # The rows in `rest`, with their numbers in the batch; None: all rows.
+        # For each row in `rest`, its number in the whole batch. None: `rest` is the whole batch.
         self._rows: NDArray[np.intp] | None = None
 
     def judge(
@@ -132,7 +132,7 @@ class RulePipeline:
         return {**found, **(barred or {})}
 
     def _barred(self, rule: Rule, pairs: PairRows) -> Mapping[int, Verdict] | None:
-        """Return, by row in `rest`, a verdict that blocks each pair of sender and hearer that a rule bars by ids alone.
+        """Return, by row in `rest`, verdicts that block the pairs of sender and hearer that a rule bars by ids alone.
 
         Return None if the rule has no check of pairs, or the pipeline has no `intersections`.
         """
@@ -180,7 +180,7 @@ class RulePipeline:
         return found
 
     def _ask_at_once(self, rule: SlowRule) -> tuple[dict[int, Verdict], list[tuple[range, Batch]]]:
-        """Return the verdicts that a slow rule gives without waiting, by row, and the messages that it must wait for.
+        """Return the verdicts that a slow rule gives at once, by row, and the messages that it cannot judge at once.
 
         Each of these messages comes with its rows: one row, or for a broadcast one for each hearer. A row in neither
         result passes.
@@ -244,7 +244,7 @@ class RulePipeline:
                 if line is not None and isinstance(self.rest.lines, TypedColumns):
                     self.rest.lines.check(row, line)
             except Exception as error:  # noqa: BLE001 - after a bad rewrite the original message must not pass
-                verdict, line = failed(rule, error), None  # noqa: PLW2901 - the verdict on the rule's answer
+                verdict, line = failed(rule, error), None  # noqa: PLW2901 - replaces the bad verdict
             for name in verdict.labels:
                 self.verdict.labels.setdefault(name, set()).add(place)
             if verdict.blocked:
@@ -341,7 +341,7 @@ def checked_rows(verdicts: Mapping[int, Verdict], count: int) -> dict[int, Verdi
 
 
 def _row(row: object, count: int) -> int:
-    number = index(row)  # type: ignore[arg-type]  # others raise
+    number = index(row)  # type: ignore[arg-type]  # raises TypeError if it is no int
     if not 0 <= number < count:
         raise ValueError(f"the rule judges row {number}, but the batch has only {count} rows")
     return number

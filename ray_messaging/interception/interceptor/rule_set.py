@@ -174,7 +174,7 @@ class _Error:
 
 @dataclass(slots=True)
 class _Record:
-    """The failures of one rule. The reference to the rule makes sure that no other object gets its id()."""
+    """The failures of one rule. The reference to the rule makes sure that no other object gets the rule's id()."""
 
     rule: Rule
     last: str = ""

@@ -21,7 +21,8 @@ V = TypeVar("V")
 Key = Any  # an id, None, a str, or a tuple of these
 # A change of an entry; an int is added to a count; a list has the new value, or is empty if the entry was removed.
 Change = int | list[Any]
-# The saved layer of a group is named `group`; the layer of its batch that has no answer yet is named `(group,)`.
+# The name of a layer. A layer has changes of a group's step that can still be undone. It is named `group` if it is
+# saved, and `(group,)` if it belongs to a batch that has no answer yet.
 Layer = str | tuple[str]
 _BASE = ""  # the layer of the changes that belong to no attempt at a step
 
@@ -58,7 +59,7 @@ class Table(MutableMapping[Key, V], Generic[V]):
         # For each entry with layers: its value without layers, then the changes of its layers.
         self._layers: dict[Key, dict[Layer, Change]] = {}
         self._laid: dict[Layer, set[Key]] = {}  # the entries that each layer changes
-        self._unsaved: set[tuple[str, Key]] = set()  # the entries that have changed in saved layers
+        self._unsaved: set[tuple[str, Key]] = set()  # the entries that have changed in saved layers, with their layers
 
     def __getitem__(self, key: Key) -> V:
         value = self._values[key]

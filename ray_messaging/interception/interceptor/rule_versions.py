@@ -28,7 +28,7 @@ class RuleVersions:
         """Make the interceptor use the version of the rules that judges a step."""
 
     async def following(self) -> int:
-        """Return the step in which messages are read that are sent now from outside of steps (-1: no steps)."""
+        """Return the step in which messages sent now from outside of steps will be read (-1: no steps)."""
         return -1
 
 

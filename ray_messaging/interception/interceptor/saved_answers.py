@@ -15,8 +15,8 @@ from ray_messaging.interception.verdicts import BatchVerdict, decode_verdicts, e
 from ray_messaging.model.batch import Batch
 
 _MAX_SENDERS = 20_000  # the most senders whose last answer is kept; a sender asks about one batch at a time
-# The most bytes of all last answers, and also of all answers that have changed a count, here and on the server. The
-# answer to 16,384 messages takes 14 KB if a tenth of them is blocked, each for another reason.
+# The most bytes of the last answers to all senders, and also of all answers that have changed a count, here and on the
+# server. The answer to 16,384 messages takes 14 KB if a tenth of them is blocked, each for another reason.
 LIMIT_BYTES = 64 * 2**20
 _ENTRY_BYTES = 400  # the memory that an entry takes besides its data
 _SMALL = 256  # a record of fewer bytes is not compressed, because it would not become much smaller
@@ -73,7 +73,8 @@ _decode = msgspec.msgpack.Decoder(AnswerRecord).decode
 def key_of(batch: Batch) -> str:
     """Return the key of a batch's answer. If the batch is sent again, it has the same key.
 
-    In steps, the key contains the step and the number of the attempt at the step.
+    In steps, the key contains the step and the number of the group's attempt at it. A group that runs a step again
+    begins a new attempt.
     """
     attempt = batch.attempt
     place = batch.epoch if attempt is None else f"{attempt.number}@{attempt.step}"

@@ -43,7 +43,7 @@ class Judging:
     `rules` are the rules that the messages may still need, and `passed` has the names of the rules before these. The
     generator `sections` yields a slow rule with the messages that the rule must judge. The rule's verdicts are then
     sent into the generator, which adds them to `verdict`. `asked` is what `sections` has yielded last (None: `sections`
-    has ended). `done` gets the answer to a batch of a step. It is cancelled if a later attempt of the group has begun.
+    has ended). `done` gets the answer to a batch of a step. It is cancelled if the group begins a later attempt.
     """
 
     key: str
@@ -139,7 +139,7 @@ class SlowRuleRunner:
             asyncio.get_running_loop().call_soon(self._start_some)
 
     def _start_some(self) -> None:
-        """Start some tasks, then let other tasks run, because a batch that waits for slow rules can need thousands."""
+        """Start some tasks, then let other tasks run, because a batch can need thousands of tasks."""
         for _ in range(min(_SLICE, len(self._due))):
             judging = self._due.popleft()
             if not judging.done.cancelled():
@@ -195,7 +195,7 @@ class SlowRuleRunner:
             place = next(at for at, rule in enumerate(judging.rules) if rule is judging.asked[0])
             judging.passed += tuple(rule.name for rule in judging.rules[:place])
             judging.rules = judging.rules[place:]
-            if self._writer.changed:  # the rules between the two slow rules have counted the message
+            if self._writer.changed:  # the rules between the last slow rule and this one have counted the message
                 self._save_progress(Deferred(judging.batch, judging.verdict, judging.rules, judging.passed))
 
     async def _ask_all(self, asked: Asked) -> list[Verdict]:

@@ -135,7 +135,7 @@ class StateWriter:
             except asyncio.CancelledError:
                 self._fail(_closed(), waiting)
                 raise
-            except Exception as error:  # batches whose state is not saved get no answer
+            except Exception as error:  # batches that changed the unsaved state get no answer
                 if isinstance(error, Fenced):
                     self.error = error
                 else:

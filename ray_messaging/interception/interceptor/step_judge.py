@@ -18,7 +18,7 @@ from ray_messaging.model.columns import encode_payload
 from ray_messaging.model.step_numbers import whole_number
 from ray_messaging.transports.experiment_store import Fields
 
-Tables = dict[str, tuple[str, Fields]]  # for each rule, by name, its `admission` and its state
+Tables = dict[str, tuple[str, Fields]]  # for each rule, by name, its `admission` (see StepRule) and its state
 _encode = msgspec.msgpack.Encoder().encode
 
 

@@ -25,8 +25,8 @@ logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-# A rule is interrupted after this many checks. Checks are counted instead of seconds, because a process may be
-# suspended for a while although no rule hangs.
+# A rule is interrupted when this many successive checks of the watchdog find it in the same call. Checks are counted
+# instead of seconds, because a process may be suspended for a while although no rule hangs.
 _CHECKS = 4
 _MAX_ABANDONED = 1_000  # if this many cancelled calls of a rule still run, further calls of the rule fail at once
 

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from ray_messaging.interception.interceptor.interceptor import Interceptor
 
 _TIMEOUT_S = 300.0  # the time limit that AgentSociety's own blocks have for one request to a model
-_FAILED = {"content": "Message sent failed"}  # the payload that AgentSociety sends in this case
+_FAILED = {"content": "Message sent failed"}  # what AgentSociety sends to the sender of an invalid message
 _KINDS = {kind.value: kind for kind in MessageKind}
 _BEGIN = datetime(1970, 1, 1, tzinfo=UTC)
 
@@ -100,7 +100,7 @@ class Block(SlowRule):
         try:
             answer = await self._calls.run(self, lambda: self._forward(message))
             return self._verdict(answer, message)
-        except Exception as error:  # noqa: BLE001 - the user's class: on_error decides
+        except Exception as error:  # noqa: BLE001 - of the block's own code: on_error decides
             return self.count_failure(error)
 
     @property
@@ -274,7 +274,7 @@ def _check_forward(found: object, what: str, form: str, rule: str) -> None:
 class Supervisor(StepRule):
     """Run an unchanged supervisor of AgentSociety: an object that was written for AgentSociety's message interceptor.
 
-    Its class has `async forward(current_round_messages) -> (validation, messages)`. A step is a round. The
+    Its class has `async forward(current_round_messages) -> (validation, messages)`. A step counts as a round. The
     supervisor sees the step's messages of the subtopic agent-chat. As in AgentSociety, a message that the supervisor
     finds invalid is blocked, and its sender gets the message "Message sent failed" from the recipient. The messages
     that the supervisor returns are sent.

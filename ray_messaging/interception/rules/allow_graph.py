@@ -115,7 +115,7 @@ class AllowGraph(Rule):
         self._open = frozenset(joined.open)
         self._open_ints = np.array(sorted(member for member in self._open if isinstance(member, int)), np.int64)
 
-    def check_batch(self, batch: Batch, exp_id: str) -> Mapping[int, Verdict]:  # noqa: ARG002 - a Rule's
+    def check_batch(self, batch: Batch, exp_id: str) -> Mapping[int, Verdict]:  # noqa: ARG002 - every rule gets it
         """Return verdicts that block the rows whose sender has no edge to the receiver."""
         from_ids, to_ids = batch.from_ids, batch.to_ids
         rows = np.flatnonzero(self._bars(from_ids, to_ids)).tolist()

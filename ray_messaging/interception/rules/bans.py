@@ -94,7 +94,7 @@ class Ban(Rule):
                 continue
             try:
                 verdict = checked(self.inner.check(Message(exp_id, batch, row)))
-            # The check is a user's code. If it fails, the message is blocked and the error is logged.
+            # The check may be any code. If it fails, the message is blocked, unless an `on_error` is "allow".
             except RAISED as error:
                 verdict = self._check_failed(error)
             else:
@@ -159,7 +159,7 @@ class Ban(Rule):
             verdicts = {
                 int(rows[row]): checked(verdict) for row, verdict in self.inner.check_batch(rest, exp_id).items()
             }
-        # The check is a user's code; if it fails, the message is blocked and the error is logged.
+        # The check may be any code. If it fails, the messages are blocked, unless an `on_error` is "allow".
         except RAISED as error:
             verdict = self._check_failed(error, len(rest))
             return found if verdict is ALLOW else dict.fromkeys(rows.tolist(), verdict) | found
@@ -208,7 +208,7 @@ class Ban(Rule):
         return ALLOW if self.inner.on_error == "allow" else verdict
 
     def _mirror(self) -> None:
-        """Copy what has changed in the state of the rule `check` into this rule's state, because only that is saved."""
+        """Copy what has changed in the state of the rule `check` into this rule's state, which alone is saved."""
         changes = None if self.inner.state is None else self.inner.state.changes()
         if changes is None:
             return
@@ -307,7 +307,7 @@ class EdgeBan(Ban):
         heard = (pair for pair in self._banned() if pair[1] is not None)
         return PairCheck(PairTable(heard).has, f"this pair is banned after {self.after} violation(s)")
 
-    def _reason(self, key: Any) -> str:  # noqa: ANN401 - as Ban's
+    def _reason(self, key: Any) -> str:  # noqa: ANN401 - as in Ban
         receiver = "plain channels" if key[1] is None else name_of(key[1])
         return f"{name_of(key[0])} may no longer write to {receiver}: it is banned after {self.after} violation(s)"
 
@@ -330,5 +330,5 @@ class SenderBan(Ban):
     def __init__(self, check: Rule, after: int = 3, *, name: str = "sender_ban") -> None:
         super().__init__(check, after, name)
 
-    def _reason(self, key: Any) -> str:  # noqa: ANN401 - as Ban's
+    def _reason(self, key: Any) -> str:  # noqa: ANN401 - as in Ban
         return f"{name_of(key)} may no longer write to anybody: it is banned after {self.after} violation(s)"

@@ -70,7 +70,7 @@ class BlackList(Rule):
         self.__dict__.update(kept)
         self.restored()
 
-    def check_batch(self, batch: Batch, exp_id: str) -> Mapping[int, Verdict]:  # noqa: ARG002 - a Rule's
+    def check_batch(self, batch: Batch, exp_id: str) -> Mapping[int, Verdict]:  # noqa: ARG002 - every rule gets it
         """Return verdicts that block the rows whose pair is listed."""
         if not self._listed:
             return {}

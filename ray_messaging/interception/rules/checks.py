@@ -1,4 +1,4 @@
-"""Checks of the settings that users give to rules. Each returns the value, or raises RuleError."""
+"""Checks of the settings of rules. Each check returns the value, or raises RuleError."""
 
 from collections.abc import Sequence
 from math import inf

@@ -19,7 +19,7 @@ from ray_messaging.interception.rules.rule import UNLIMITED, Rule, Verdict
 from ray_messaging.model.batch import Batch
 from ray_messaging.model.columns import IdColumn
 
-_ROUNDING = 1e-6  # the fraction of a token that may be missing, because a rounding error must not block a message
+_ROUNDING = 1e-6  # the fraction of a token that a bucket may lack, because a rounding error must not block a message
 _LEAST_SWEEP = 1024
 _BEGUN = None  # the key in `state` which says that counts were recorded at the beginning of the round
 
@@ -107,7 +107,7 @@ class RateLimit(Rule):
         self.per_round = None if per_round is None else check_count("per_round", per_round, 1, name)
         self.state: Table[int] | None = None if per_round is None else Table()
         self._clock = clock
-        # The time at which each bucket was last empty. If a bucket never was, this time is computed from its tokens.
+        # For each bucket, the time at which it was empty, if it has filled since then up to its present tokens.
         self._empty_at: dict[AgentId | None, float] = {}
         self._sweep_at = _LEAST_SWEEP
 
@@ -124,7 +124,7 @@ class RateLimit(Rule):
         if self.state:
             self.state.clear()
 
-    def check_batch(self, batch: Batch, exp_id: str) -> Mapping[int, Verdict]:  # noqa: ARG002 - a Rule's
+    def check_batch(self, batch: Batch, exp_id: str) -> Mapping[int, Verdict]:  # noqa: ARG002 - every rule gets it
         """Return verdicts that block the rows that exceed a limit."""
         senders = group(batch.from_ids)
         left = self._left_of_round(senders)
@@ -234,7 +234,7 @@ class RoundQuota(Rule):
         left = [0 if sender is None else self.blocked - self._since(sender) for sender in senders]
         return [count if count > 0 else UNLIMITED for count in left]
 
-    def check_batch(self, batch: Batch, exp_id: str) -> Mapping[int, Verdict]:  # noqa: ARG002 - a Rule's
+    def check_batch(self, batch: Batch, exp_id: str) -> Mapping[int, Verdict]:  # noqa: ARG002 - every rule gets it
         """Return verdicts that block the rows that exceed a quota."""
         found = {} if self.blocked is None else self._silenced(batch, self.blocked)
         if self.contacts is not None:
@@ -317,7 +317,7 @@ class MaxLength(Rule):
         self.limit_bytes = check_count("limit_bytes", limit_bytes, 2, name, why)
         self.name = name
 
-    def check_batch(self, batch: Batch, exp_id: str) -> Mapping[int, Verdict]:  # noqa: ARG002 - a Rule's
+    def check_batch(self, batch: Batch, exp_id: str) -> Mapping[int, Verdict]:  # noqa: ARG002 - every rule gets it
         """Return verdicts that block the rows whose payloads are too long."""
         assert batch.lines is not None
         sizes = [len(line) for line in batch.lines.list]

@@ -145,7 +145,7 @@ class Moderator(SlowRule):
             return None
         try:
             return self._known(self._key(message))
-        except Exception:  # noqa: BLE001 - the user's key: `judge` calls it again, and obeys on_error
+        except Exception:  # noqa: BLE001 - raised by `key`: `judge` calls it again, and obeys on_error
             return None
 
     async def judge(self, message: Message) -> Verdict:
@@ -158,7 +158,7 @@ class Moderator(SlowRule):
         try:
             key = self._key(message)
             known = self._known(key)
-        except Exception as error:  # noqa: BLE001 - the user's key: on_error decides
+        except Exception as error:  # noqa: BLE001 - raised by `key`: on_error decides
             return self._fail(error)
         if known is not None:
             return known
@@ -232,7 +232,7 @@ class Moderator(SlowRule):
         work.asked += 1
         try:
             verdict = await work.calls.run(self, lambda: self._attempt(message))
-        except Exception as error:  # noqa: BLE001 - the user's callable: on_error decides
+        except Exception as error:  # noqa: BLE001 - raised by the callable: on_error decides
             return self._fail(error)
         finally:
             work.waiting -= 1

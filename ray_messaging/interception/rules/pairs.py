@@ -15,12 +15,13 @@ from ray_messaging.model.edge_pairs import edge_pairs
 Pair = tuple[AgentId | None, AgentId | None]
 Edge = tuple[AgentId, AgentId]
 
-# Odd 64-bit constants that spread ids over the table. The first is made from the golden ratio, the second is a prime.
+# Odd 64-bit constants that spread ids over the slots of an index. The first is made from the golden ratio, the second
+# is a prime.
 _SPREAD_FROM, _SPREAD_TO = np.uint64(0x9E3779B97F4A7C15), np.uint64(0xC2B2AE3D27D4EB4F)
 _HALF = np.uint64(32)
 _SLOTS_PER_PAIR = 16
-# With few slots, more rows are found that are not among the pairs. Each of them costs a lookup, which takes as long as
-# the arithmetic of a hundred rows.
+# With few slots, the index finds more rows that are not among the pairs. Each such row costs a lookup, which takes as
+# long as the arithmetic on a hundred rows.
 _LEAST_SLOTS = 2**16
 _LEAST_ROOM = 16
 FEW_ROWS = 8  # for up to this many rows, looking up each row is faster than arithmetic on the columns
@@ -38,7 +39,7 @@ def check_pair(pair: object, rule: str) -> Pair:
 
 
 def _check_nesting(pair: object, rule: str) -> None:
-    """Raise RuleError for a list of two tuples, because it is a list of pairs, where one pair is expected."""
+    """Raise RuleError for a list of two tuples where one pair is expected, because it may be two pairs."""
     if isinstance(pair, list) and all(isinstance(end, tuple) for end in pair):
         raise RuleError(
             f"the pair {pair!r} is a list, so its tuples may be two pairs, or two ids: write the two pairs without a "
@@ -48,7 +49,7 @@ def _check_nesting(pair: object, rule: str) -> None:
 
 
 def check_pairs(pairs: object, rule: str) -> set[Pair]:
-    """Return the pairs that a user gave, with valid ids, as a set. The user may give a single pair instead of a list.
+    """Return the pairs that a rule was given, with valid ids, as a set. A single pair may be given instead of a list.
 
     Raises: RuleError or InvalidAddress for an invalid pair.
     """
@@ -175,7 +176,7 @@ class Network(NamedTuple):
 
 
 def read_network(graph: Any, rule: str, name: str, *, ids: bool) -> Network:  # noqa: ANN401 - anything networkx-like
-    """Read a graph that a user gave.
+    """Read a graph that a rule was given.
 
     Args: with `ids`, a list of members is also accepted, which makes a complete network.
     Raises: RuleError if `graph` is not a graph, InvalidAddress if an id is not valid.
@@ -250,7 +251,7 @@ class Edges:
 class PairTable:
     """The pairs that were listed when the table was built.
 
-    None in a pair stands for any agent, but not for the user.
+    None in a pair stands for any agent, but not for the user, who is no agent.
     """
 
     def __init__(self, pairs: Iterable[Pair]) -> None:

@@ -23,8 +23,8 @@ _UNSPACED = (
     r"\u3021-\u3029\u3038-\u30ff\u31f0-\u31ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\U0001b000-\U0001b16f"
     r"\U00020000-\U0003ffff"
 )
-# A letter for the regex package, for which a combining mark, such as an accent, is a letter, too. `re` would split
-# words at it.
+# A regex for one letter. For the regex package, a combining mark, such as an accent, is a letter, too. The module `re`
+# splits words at such a mark.
 LETTER = rf"[^\W_{_UNSPACED}]"
 TOKEN = re.compile(rf"{LETTER}+")
 # Invisible characters (Unicode's default ignorable code points), and combining marks that strike through or pile up on
@@ -67,7 +67,7 @@ def plain(text: str, *, fold: bool) -> str:
     if text.isascii():
         return text.lower() if fold else text
     text = _visible(text)
-    # Case folding may separate a letter and its combining mark again, such as the Turkish dotted I.
+    # Case folding may separate a letter from its combining mark again, as in the Turkish dotted I.
     return _visible(text.casefold()) if fold else text
 
 
@@ -119,7 +119,7 @@ def replaced(value: Any, change: Callable[[str], str]) -> Any:  # noqa: ANN401 -
 
 
 class Word(NamedTuple):
-    """A word as the user gave it, and the same word in the plain form that is searched for (see `plain`)."""
+    """A word as the rule was given it, and the same word in the plain form that is searched for (see `plain`)."""
 
     given: str
     plain: str
@@ -158,7 +158,7 @@ class Words:
         if not line.isascii():
             return True
         if b"\\" in line:
-            # The payload is not JSON, or is one JSON string. It is searched as one text.
+            # A payload that is not JSON, or is one JSON string, is searched as one text.
             if isinstance(decoded(line), str):
                 return True
             for escape, space in _ESCAPES:
@@ -242,7 +242,7 @@ class Pattern(Rule):
         self._words = Words(self.words, fold=ignore_case, rule=name)
         self._regexes = [_compiled(text, regex.IGNORECASE if ignore_case else 0, name) for text in self.regexes]
 
-    def check_batch(self, batch: Batch, exp_id: str) -> Mapping[int, Verdict]:  # noqa: ARG002 - a Rule's
+    def check_batch(self, batch: Batch, exp_id: str) -> Mapping[int, Verdict]:  # noqa: ARG002 - every rule gets it
         """Return the verdicts on rows with hits. A payload that several messages share is searched once."""
         assert batch.lines is not None
         lines = batch.lines.list
@@ -253,7 +253,7 @@ class Pattern(Rule):
         for line in suspects:
             try:
                 if ran_away >= _RUNAWAYS:
-                    raise TimeoutError(  # noqa: TRY301 - counted as the other failures
+                    raise TimeoutError(  # noqa: TRY301 - counted like the other failures
                         f"this message was not searched, because regexes took too long on {ran_away} other messages "
                         "of the batch"
                     )

@@ -17,7 +17,7 @@ _GAMMA, _MIX_1, _MIX_2 = np.uint64(0x9E3779B97F4A7C15), np.uint64(0xBF58476D1CE4
 
 
 def _hashes(ids: IdColumn) -> NDArray[np.uint64]:
-    """Return a number for each id, uint64 (n,): an int id itself, the hash of a str id, or 1 for the user."""
+    """Return a number for each id, uint64 (n,): an int id itself, the hash of a str id, or 1 for None, the user."""
     found = ids.values.astype(np.uint64)
     if ids.kinds is not None:
         names = [blake2b(name.encode(), digest_size=8).digest() for name in ids.strings]
@@ -63,7 +63,7 @@ class Sample(Rule):
         self.seed = seed
         self.action = check_choice("action", action, ("block", "label"), name)
 
-    def check_batch(self, batch: Batch, exp_id: str) -> Mapping[int, Verdict]:  # noqa: ARG002 - a Rule's
+    def check_batch(self, batch: Batch, exp_id: str) -> Mapping[int, Verdict]:  # noqa: ARG002 - every rule gets it
         """Return the verdicts on the rows that belong to the random share."""
         if batch.step is not None and batch.ordinal is not None:
             ids = _hashes(batch.from_ids) * _MIX_2

@@ -98,7 +98,7 @@ class Rule:
     context: "Interceptor | None" = None
     _described: ClassVar[tuple[str, ...]] = ()  # the attributes that `describe` returns
 
-    def __init_subclass__(cls, **kwargs: Any) -> None:  # noqa: ANN401 - as type's
+    def __init_subclass__(cls, **kwargs: Any) -> None:  # noqa: ANN401 - as in type
         super().__init_subclass__(**kwargs)
         if "name" not in cls.__dict__:
             cls.name = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", cls.__name__).lower()
@@ -120,7 +120,7 @@ class Rule:
         for row in range(len(batch)):
             try:
                 verdict = checked(self.check(Message(exp_id, batch, row)))
-            # The rule is a user's code. If it fails, the message is blocked and the error is logged.
+            # `check` may be any code. If it fails, the message is blocked, unless `on_error` is "allow".
             except RAISED as error:
                 verdict = self.count_failure(error)
             if verdict is not ALLOW:
@@ -298,7 +298,7 @@ class StepRule(Rule):
         """
         raise NotImplementedError(f"rule {self.name!r} judges nothing: define its method check_step")
 
-    def check_batch(self, batch: Batch, exp_id: str) -> Mapping[int, Verdict]:  # noqa: ARG002 - a Rule's
+    def check_batch(self, batch: Batch, exp_id: str) -> Mapping[int, Verdict]:  # noqa: ARG002 - every rule gets it
         """Pass all messages of a batch, because the rule judges them later, together with their step."""
         return {}
 
