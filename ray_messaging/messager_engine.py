@@ -141,7 +141,7 @@ class Engine:
     async def _end_with_loop(self) -> None:
         """Close this engine when its event loop ends.
 
-        The loop has cancelled the engine's tasks, so later calls in another loop would never return.
+        The loop has cancelled the engine's tasks. If the engine stayed open, calls in another loop would never return.
         """
         if self.closed:
             return

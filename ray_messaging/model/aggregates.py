@@ -265,7 +265,7 @@ class Count(Aggregate):
         if counted is not None:
             listed = [value for value, counts in zip(listed, counted.tolist(), strict=True) if counts]
         # The server refuses groups that report different kinds. With `Of`, which restricts the aggregate to some
-        # agents, a group without these agents does not know the type of the values. So with `Of` the kind does not have
+        # agents, a group without these agents does not know the type of the values. So with `Of` the kind does not name
         # the type.
         return self.kind if self.among is not None else f"{self.kind} of {kind}", [*Counter(listed).items()]
 

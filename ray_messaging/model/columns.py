@@ -339,7 +339,10 @@ class PayloadColumn(msgspec.Struct, eq=False):
 
     @property
     def small(self) -> bool:
-        """Return whether all rows are known to be small: False, because only typed columns know this."""
+        """Return whether all rows are known to be small, so that a batch may have more of them.
+
+        This is False, because only the rows of typed columns are known to be small.
+        """
         return False
 
     @property

@@ -59,8 +59,8 @@ def encode_exactly(value: object, place: str) -> bytes:
 
     Raises: InvalidPayload if a part of the value cannot be encoded exactly.
     """
-    # Mostly msgpack alone can encode the value exactly. If not, `_whole` converts its parts, or raises an error that names
-    # the part at fault.
+    # Mostly msgpack alone can encode the value exactly. If not, `_whole` converts the value's parts, or raises an error
+    # that names the part at fault.
     with suppress(TypeError, ValueError, OverflowError, RecursionError):
         encoded = _encode(value)
         if _examined([value], {type(value)})[0]:

@@ -143,7 +143,7 @@ def _column(values: Any) -> TypedColumn:  # noqa: ANN401 - what a user passed
         values = values.to_numpy() if hasattr(values, "to_numpy") else [*values]
     if isinstance(values, np.ndarray) and values.dtype == object and values.ndim and values.size:
         # If the objects are numbers, `array_of` finds their common type in a list. Strings stay in the array, because
-        # they become a list only later.
+        # from a list `array_of` would copy them into an array again.
         values = values if isinstance(values.flat[0], str) else values.tolist()
     array = values if isinstance(values, np.ndarray) else array_of(values)
     _check_gaps(given, array)
