@@ -282,7 +282,7 @@ class _Teller:
             told += [msgspec.json.encode(schema(), order="deterministic"), *self._beside_schema(kind, place)]
             parts |= {name: part.wrapped for name, part in parts.items() if hasattr(part, "decorator_info")}
         else:
-            told += [self._default(each, place) for each in getattr(kind, "__struct_defaults__", ())]  # msgspec
+            told += [self._default(each, place) for each in getattr(kind, "__struct_defaults__", ())]  # a Struct's
             return ["class", kind.__qualname__, told, self._members_of(kind, parts)]
         parts = {name: part for name, part in parts.items() if isinstance(part, _CODE)}
         return ["class", kind.__qualname__, told, self._members_of(kind, parts)]
@@ -337,7 +337,7 @@ class _Teller:
             return ["member", self.told(kind, place), value.name]
         if isinstance(value, re.Pattern):
             return ["pattern", value.pattern, value.flags]
-        # The value wraps a function, as a result of functools.lru_cache does.
+        # The value is a wrapper of a function, such as functools.lru_cache makes.
         if isinstance(getattr(value, "__wrapped__", None), FunctionType) and (
             self._lenient or _is_of_library(kind.__module__)
         ):
