@@ -169,7 +169,7 @@ if not TYPE_CHECKING:  # type checkers that see __getattr__ would accept any nam
 
     def __getattr__(name: str) -> object:
         if name == "__version__":
-            from importlib.metadata import version  # noqa: PLC0415 - it takes as long as all else here
+            from importlib.metadata import version  # noqa: PLC0415 - as slow as all other imports here together
 
             return version("ray-messaging")
         if hasattr(errors, name):

@@ -535,6 +535,8 @@ class RedisConfig(ServerConfig):
 class ShardsConfig(ServerConfig):
     """Addresses of the servers of one experiment with steps: the primary, and servers that only store large frames.
 
+    A frame is an encoded batch of messages. A large frame that is stored on one of these servers is called a body.
+
     In a Redis Cluster all servers have the same address, and each has hash slots of its own (see `key_tags`).
     """
 

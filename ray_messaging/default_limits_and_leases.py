@@ -18,7 +18,8 @@ LAG_BYTES = 64 * MIB
 # The largest number of servers that an experiment may have. Each process needs a connection to each server.
 SHARDS = 128
 
-# The default limits of one entry of a mailbox, which is a frame. A reader refuses any frame above FRAME_LIMIT.
+# The default limits of a frame, an encoded batch of messages that is one entry of a mailbox. A reader refuses any frame
+# above FRAME_LIMIT.
 FRAME_ROWS = 16_384
 FRAME_BYTES = 16 * MIB
 FRAME_LIMIT = 256 * MIB
@@ -28,13 +29,13 @@ FRAME_LIMIT = 256 * MIB
 BATCH_ROWS = FRAME_ROWS
 BATCH_BYTES = 32 * MIB
 
-# Senders make no frame larger than this, unless one payload is. The server executes one script call at a time, and all
-# other clients wait. A call with 2 MiB takes some milliseconds, a call with 32 MiB half a second.
+# Senders make no frame larger than this, unless a single payload is larger. The server executes one script call at a
+# time, and all other clients wait. A call with 2 MiB takes some milliseconds, a call with 32 MiB half a second.
 CALL_BYTES = 2 * MIB
 
-# Rows of typed columns are small and are not Python objects, so a batch may have this many of them, and so may a frame
-# for a mailbox that accepts FRAME_ROWS. With two columns of numbers a frame of COLUMN_ROWS has 1.5 MiB, and takes a
-# fifth less time per row than a frame of FRAME_ROWS.
+# The most rows of typed columns in a batch, and in a frame for a mailbox whose own limit (`frame_rows`) is at least
+# FRAME_ROWS. The number is higher than FRAME_ROWS, because such rows are small and are not Python objects. With two
+# columns of numbers a frame of COLUMN_ROWS has 1.5 MiB, and takes a fifth less time per row than a frame of FRAME_ROWS.
 COLUMN_ROWS = 65_536
 
 # The most pairs of sender and hearer in one batch of broadcasts, unless one sender has more: some ten MiB of memory.
@@ -47,8 +48,8 @@ PAYLOAD_LIMIT = 64 * MIB
 # Redis disconnects a client that sends a gigabyte.
 TRANSACTION_BYTES = 256 * MIB
 
-# A frame of a step that has at least BODY_BYTES may be stored on another server than the box to which it belongs. There
-# it is called a body. From 16 KiB on, this saves the box's server more time than it costs the other server. When a step
+# A frame of a step that has at least BODY_BYTES may be stored on another server than the box to which it belongs. It is
+# then called a body. From 16 KiB on, this saves the box's server more time than it costs the other server. When a step
 # is over, its boxes are dropped. A sender deletes the bodies of such steps from a server each time that it has sent
 # BODY_ARREARS bytes to that server.
 BODY_BYTES = 16 * 2**10

@@ -11,7 +11,7 @@ MessagingError
 ├── InvalidColumns              columns of a bulk send that do not fit together
 ├── PayloadTooLarge             a payload above the limit
 ├── UnknownName                 an experiment, group or agent that does not exist
-├── AlreadyExists               an experiment, group or agent claim that exists already
+├── AlreadyExists               an experiment or group that exists already, or an agent of another group
 ├── TransactionError            a transaction that cannot be opened or continued
 ├── NotRepeatable               a model that gives another result when it runs again
 ├── StepAborted                 a step that was not committed: the next loop over the group's steps runs it again
@@ -287,7 +287,7 @@ class StepFailed(MessagingError, RuntimeError):
     """The model's function failed for an agent in a step of a run; the step was not committed.
 
     `agent`, `step` and `group` say where. `agent` is None if the model has one function for a whole group. `trace` is
-    the traceback of the user's code as text, or "" if that code did not raise.
+    the traceback of the model's code as text, or "" if that code did not raise.
     """
 
     agent: int | str | None

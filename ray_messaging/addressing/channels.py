@@ -3,7 +3,7 @@
 A channel is the address that users and foreign Redis clients see:
 
     exps:{exp_id}:agents:{agent_id}:{subtopic}      a channel of an agent
-    exps:{exp_id}:user-payback                      the channel of the user
+    exps:{exp_id}:user-payback                      the channel of the user, the person or program outside
     anything else without control characters        a plain channel
 
 In a channel, the characters : * ? [ ] and backslash of an agent's id are written as %3A %2A %3F %5B %5D %5C. If the id
@@ -238,8 +238,8 @@ def parse_channel(exp_id: str, channel: object) -> Address:
         )
     if not channel.startswith("exps:"):
         _check_text("channel", channel)
-        # Our scripts publish a mark before and after the messages that they publish, on a channel that begins with
-        # `_OURS`. A client that may send on such a channel could imitate these marks.
+        # Our Lua scripts publish messages between two marks, on a channel that begins with `_OURS`. A client that may
+        # send on such a channel could imitate these marks.
         if channel.startswith(_OURS):
             raise InvalidAddress(
                 f"channel {channel!r} begins like the names that ray_messaging uses for its own keys: choose a name "

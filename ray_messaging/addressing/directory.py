@@ -23,9 +23,9 @@ ALWAYS = -1  # stands for the step of a change that is valid in all steps; witho
 
 
 class HostDates:
-    """For each move of agents, the first step in which it is valid.
+    """For each move of agents from one mailbox to another, the first step in which the move is valid.
 
-    A move is named by the directory version that it made.
+    A move is named by the version of the directory that it made.
 
     Args: `text` is stored on the server: ascending pairs `step:version`, separated by commas. A pair says that moves
     with this version or a later one, up to the next pair's version, are valid from this step on.
@@ -115,7 +115,8 @@ class MailboxRecord(msgspec.Struct, array_like=True):
     exclusive: bool = False
     frame_rows: int = FRAME_ROWS // 4  # the largest frame that this mailbox accepts
     frame_bytes: int = FRAME_BYTES
-    # Whether agents have moved, so that a later reader of the mailbox must host the agents of this record.
+    # Whether agents have moved to or from this mailbox. If so, a messager that opens the mailbox later hosts the agents
+    # in this record, and not those that its caller passes.
     moved: bool = False
     # The last changes of the mailbox's agents. Broadcasts that wait in the mailbox may name the agents that it had
     # before a change.
@@ -242,8 +243,9 @@ def _origins(
 ) -> list[FormerMailbox]:
     """Return the former mailboxes of a mailbox's agents, after agents of the mailbox `came_from` have come to it.
 
-    `before` is the record of the mailbox before that. The former mailboxes of both mailboxes are kept if the step of
-    the move is known, and `came_from` itself is added. If `came_from` is None, return those in `before`.
+    `before` is the record of the mailbox before they came. The result has `came_from`, and those former mailboxes of
+    both mailboxes for which the step of the move is known. If `came_from` is None, return the former mailboxes in
+    `before`.
     """
     if came_from is None:
         return before.origins
@@ -476,15 +478,15 @@ class Directory:
     """Subscriptions of all mailboxes: a copy of one version of the server's directory.
 
     `routing` says to which mailboxes messages go, and `read_in` says so for the messages that are read in a step. A
-    sender keeps the `Routes` that it got from here for as long as it uses them. So they do not change when another
-    sender asks for the routes of another step.
+    sender keeps the `Routes` object that it got from here. This object does not change when another sender asks for the
+    routes of another step.
     """
 
     def __init__(self, exp_id: str) -> None:
         self.exp_id = exp_id
         self.schemas = Schemas()
         self.audiences = Audiences()
-        self.dates = NO_DATES  # with steps, the steps from which on moves of agents are valid
+        self.dates = NO_DATES  # with steps: for each move of agents, the first step in which it is valid
         self.routing = Routes(exp_id, {})
         self._in_step = Routes(exp_id, {})  # the result of the last call of `read_in`
         self._steps = range(0)  # the steps in which `_in_step` is valid
@@ -504,7 +506,7 @@ class Directory:
         version: int,
         changed: Iterable[MailboxRecord],
         mailboxes: Iterable[str],
-        logged: bool = False,  # noqa: FBT001 - a DirectoryDelta
+        logged: bool = False,  # noqa: FBT001 - callers pass the items of a DirectoryDelta by position
         schemas: Mapping[str, bytes] = NO_SCHEMAS,
         audiences: AudienceTexts = NO_AUDIENCES,
         dates: HostDates = NO_DATES,

@@ -26,11 +26,13 @@ class Keys:
     The name of a key, or of a field in a hash, says whether checkpoints contain it:
 
         start:...      belongs to one start of the experiment (its driver, groups, log, waiting clients): never
-        box...@<step>  belongs to the boxes for a step: if no group has read these boxes
+        box...@<step>  belongs to the boxes for a step (the messages that groups read in this step): if no group has
+                       read these boxes
         anything else  belongs to the run: always
 
-    Args: `tag` follows the name in the hash tag; it is not empty for keys of bodies on another primary (see
-    `key_tags`). `db` is the server's db. Pub/Sub has no dbs, so the names of channels contain the db unless it is 0.
+    Args: `tag` follows the experiment's name in the hash tag. It is empty, except for keys of message bodies on another
+    primary (see `key_tags`). `db` is the server's db. Pub/Sub has no dbs, so the names of channels contain the db
+    unless it is 0.
     """
 
     def __init__(self, exp_id: str, tag: str = "", *, db: int = 0) -> None:
@@ -41,14 +43,17 @@ class Keys:
         self.meta = prefix + "meta"
         self.records = prefix + "records"
         self.changes = prefix + "changes"
-        # A list: the name of the entry in Ray that has the rules in force, and the rules' names.
+        # A list. Its first item is the name of the entry in Ray's key-value store that has the rules in force. The
+        # other items are the names of these rules.
         self.rules = start + "rules"
         self.answers = start + "answers"  # the verdicts that depend on rules' counts
         self.dead = start + "dead"
         self.surveys = prefix + "surveys"  # the records of all surveys
         self.seats = start + "seats"  # the seats of people: the secrets of their links, and what their pages show
         self.ended = start + "ended"  # streams of removed mailboxes that the event log still reads
-        self.hearers = start + "hearers"  # sets of agents that broadcasts name, until the event log has them
+        # A hash: sets of agents, by the digests that stand for the sets in broadcasts. The event log removes each set
+        # once it has stored the set in its folder.
+        self.hearers = start + "hearers"
         self.news = start + "news"  # a stream, whose entries wake the processes that wait for a step
         # A stream: reports of groups about agents that begin a step before all groups have closed the step before it.
         self.told = start + "told"
@@ -68,8 +73,8 @@ class Keys:
 
     table = _key("rule")  # the counts of a rule, by the rule's name
     staged = _key(START + "staged")  # counts of a rule that will replace its present counts
-    # A mailbox's stream, by `mailbox:born`. The number `born` differs between mailboxes with the same name, so each has
-    # another stream.
+    # A mailbox's stream, by `mailbox:born`. If a mailbox is removed, and later made again with the same name, it has
+    # another number `born`, and so another stream.
     stream = _mailbox_key("mailbox")
     # The name of a mailbox's stream while a transaction appends large frames to it, by the mailbox's name (see
     # `transports/large_frames.py`).

@@ -25,7 +25,8 @@ class AudienceFacts(msgspec.Struct, frozen=True):
 
     `digest` is the hash of its pairs, as hex.
 
-    If groups made this version by moving agents in a step, `moved` is that step. If a call made it, `moved` is -1.
+    If groups made this version by moving agents in a step, `moved` is that step. If the version was made by a call from
+    outside of the steps, such as `Audience.add`, `moved` is -1.
     """
 
     kind: AudienceKind

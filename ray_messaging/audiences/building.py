@@ -23,7 +23,7 @@ _DENSE = 2**26  # ids below this are looked up in a table that has an item for e
 _SPARE = 16  # a table of cells may have this many items for each agent
 # How many cells along the first axis are as long as one radius; more cells would save only a few comparisons.
 _PARTS = 4
-# The squares of much smaller radii would be 0, and the squares of radii far above its inverse would be infinite.
+# The square of a much smaller radius would be 0. The square of a radius far above 1 / _LEAST_RADIUS would be infinite.
 _LEAST_RADIUS = 1e-150
 _BLOCK = 4096  # how many points a thread handles in one piece of work
 _COUNTED = 2**26  # if there are more pairs than the limit, at most this many distances are compared to count the pairs
@@ -290,8 +290,8 @@ class _Grid:
     """
 
     def __init__(self, points: NDArray[np.float64], radius: float, limit: int) -> None:
-        # The side of a cell is longer than the radius, by more than rounding errors can change the number of a point's
-        # cell.
+        # `side` is the length of one cell, or along the first axis that of _PARTS cells. It is a little longer than the
+        # radius, so that despite rounding errors the search reaches the cells of all points within the radius.
         side = max(radius * (1 + 2.0**-16), 2.0**-1000)
         first, *others = (_cells(column, side, 1 if axis else _PARTS) for axis, column in enumerate(points.T[:3]))
         rows, around = np.zeros(len(points), np.int64), np.zeros(1, np.int64)
@@ -360,7 +360,7 @@ class _Grid:
         return pairs * len(self._keys) // seen, step == 1
 
     def _candidates(self, block: range) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
-        """Return where the ranges of points that may be near each point of a block begin, and how long they are."""
+        """Return, for each point of a block, the begins and the lengths of the ranges of points that may be near it."""
         of = slice(block.start, block.stop, block.step)
         keys = self._around[self._rows[of]] * self._width + (self._keys[of] % self._width)[:, None]
         begins = self._before(keys - _PARTS)

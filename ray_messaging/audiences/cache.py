@@ -48,7 +48,7 @@ class AudienceCache:
                         value=audience.name,
                     )
                 found = await self._source.load(*audience)
-                # Messages may still arrive that were sent to the previous version, but not to earlier versions.
+                # Messages that were sent to the previous version may still arrive, but none to an earlier version.
                 for each, digest in [*self._edges]:
                     if each.name == audience.name and each.version < audience.version - 1:
                         del self._edges[each, digest]

@@ -64,7 +64,7 @@ def agents_digest(agents: AgentSet) -> bytes:
 
 
 def spread(broadcasts: Batch, edges: Edges) -> Batch:
-    """Return a batch in which each broadcast has one row for each hearer: each sender's neighbours in `edges`.
+    """Return a batch in which each broadcast has one row for each hearer. `edges` has the hearers of each sender.
 
     The rows of a broadcast share its message number and its payload.
     """

@@ -159,7 +159,7 @@ class GraphHearing:
         return values if self._rows is None else values[self._rows]
 
     def chunks(self, some: NDArray[np.intp] | None = None) -> Iterator[HeardRows]:
-        """Yield the rows of the broadcasts that each hearer hears, in pieces of a few hearers, in their order.
+        """Yield the rows of the broadcasts that each hearer hears: a few hearers at a time, in the hearers' order.
 
         Args: `some` restricts this to some of the hearers (None: all).
         """
@@ -240,8 +240,8 @@ def _bound(dtype: np.dtype[Any], *, largest: bool) -> Any:  # noqa: ANN401 - a v
 class GraphEdges:
     """Pairs of int ids, stored by sender and by hearer: `out` has each sender's hearers, `into` each hearer's senders.
 
-    A copy that is restricted to some agents shares these arrays. The restriction is `senders`, the indexes of the
-    senders, or `wanted` (bool, by the hearer's index), which says which hearers belong to the copy (None: all).
+    A copy that is restricted to some agents shares these arrays. `senders` are the indexes of the copy's senders (None:
+    all), and `wanted` (bool, by the hearer's index) says which hearers belong to the copy (None: all).
     `positions` are the positions from which the pairs were made (None: they were made from a graph).
     """
 

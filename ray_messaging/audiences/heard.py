@@ -54,7 +54,7 @@ class Heard:
             edges: The pairs of senders and hearers.
             agents: The hearers.
             from_ids: The sender of each broadcast.
-            payloads: Parts with the payloads of the broadcasts.
+            payloads: The payloads of the broadcasts, with one part for each batch (None: the batch has only ids).
             removed: The pairs of hearer and broadcast that rules have blocked (None: none).
         """
         self.agents = agents
@@ -222,9 +222,9 @@ def _first_of_range(ids: IdColumn) -> int | None:
 
 
 def _keys(removed: Pairs | None, agents: AgentSet, rows: int) -> tuple[NDArray[np.int64], NDArray[np.intp]]:
-    """Return one sorted key for each removed pair, `hearer * rows + row`, and the indexes of the removed hearers.
+    """Return sorted keys `hearer * rows + row`, one for each removed pair, and the hearers in these pairs.
 
-    Hearers are given by their index in `agents`, and pairs with other hearers are left out.
+    Hearers are given by their indexes in `agents`. Pairs whose hearers are not in `agents` are left out.
     """
     if removed is None:
         return np.zeros(0, np.int64), np.zeros(0, np.intp)

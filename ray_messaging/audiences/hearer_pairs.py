@@ -19,8 +19,8 @@ class Pairs(NamedTuple):
 class HeardRows(NamedTuple):
     """The broadcasts that the hearers from `low` to before `high` hear, by row number.
 
-    Hearer `low + i` hears the rows `rows[offsets[i]:offsets[i + 1]]`. The rows are ordered by sender (None, ints,
-    strs). The rows of one sender keep their order.
+    Hearer `low + i` hears the rows `rows[offsets[i]:offsets[i + 1]]`. These rows are ordered by sender: first None,
+    then ints, then strs. The rows of one sender keep their order.
     """
 
     low: int

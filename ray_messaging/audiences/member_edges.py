@@ -23,7 +23,7 @@ class MemberHearing:
         said = from_ids.take(rows)
         senders = AgentSet.of(said if said.kinds is None else said.take(said.kinds != NONE))
         # The rows are sorted by sender. So the rows that a hearer has sent, and does not hear, are in one range. Also,
-        # each group adds floats in the same order, so that its sums are exactly the same.
+        # floats are added in the same order in each group, so that a sum does not depend on the hearer's group.
         places = places_in(senders, said)
         order = np.argsort(places, kind="stable")
         self._rows, places = rows[order], places[order]
@@ -65,7 +65,7 @@ class MemberHearing:
         return np.where(self._hears, found, heard.dtype.type(0))
 
     def chunks(self, some: NDArray[np.intp] | None = None) -> Iterator[HeardRows]:
-        """Yield the rows of the broadcasts that each hearer hears, in pieces of a few hearers, in their order.
+        """Yield the rows of the broadcasts that each hearer hears: a few hearers at a time, in the hearers' order.
 
         Args: `some` restricts this to some of the hearers (None: all).
         """

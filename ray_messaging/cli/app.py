@@ -3,8 +3,8 @@
 To add a command, write its function in a file of this folder, and add a line to `COMMANDS`. The docstring of the
 function is the command's help. A family of commands, such as `log stats`, is a `typer.Typer` in a file of its own.
 
-The file of a command is imported when the command is used, because most of them import Ray, which takes a second. So
-`--help`, completion and a mistyped command answer at once.
+The file of a command is imported when the command is used, because most of these files import Ray, which takes a
+second. So `--help`, completion and a mistyped command answer at once.
 """
 
 import errno
@@ -120,7 +120,7 @@ app = typer.Typer(
 
 def _show_version(wanted: bool) -> None:  # noqa: FBT001 - typer calls it
     if wanted:
-        from importlib.metadata import version  # noqa: PLC0415 - it takes as long as all else here
+        from importlib.metadata import version  # noqa: PLC0415 - as slow as all other imports here together
 
         typer.echo(f"ray-messaging {version('ray-messaging')}")
         raise typer.Exit

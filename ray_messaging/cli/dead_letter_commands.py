@@ -54,7 +54,7 @@ app = typer.Typer(
 _WIDE = 120  # from this width of the terminal on, in columns, reasons are shown beside the letters
 _TABLE_WIDTH = 80  # the least width of a terminal, in columns, for a table
 _SHOWN = 50  # the most messages of a letter that a table shows
-_BYTES = 64  # the number of bytes that are shown of a frame that cannot be decoded
+_BYTES = 64  # if a frame cannot be decoded, this many of its bytes are shown
 
 
 def show_letters(console: Console, letters: Sequence[DeadLetter], stats: dict[str, int]) -> None:

@@ -205,7 +205,7 @@ def tail(
     log = open_log(target)
     after = max(-1, log.end - lines)
     if limit is not None:
-        # The position before the first of the last `limit` rows, and the positions of these rows.
+        # At the end, `before` has the position before the last `limit` rows, and then the positions of these rows.
         before = deque([after], limit + 1)
         for page in log.pages(**fields, after=after):
             before.extend(page["position"].to_pylist())

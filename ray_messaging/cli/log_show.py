@@ -149,7 +149,7 @@ def show_table(console: Console, found: pa.Table) -> None:
 
 
 def line_of(row: LogRow) -> Text:
-    """Return a row as one line: time, sender, recipient, fate and reason (unless it arrived), payload."""
+    """Return a row as one line: time, sender, recipient, fate and reason (if the message did not arrive), payload."""
     line = Text.assemble((utc_time(row.sent_at), "dim"), f"  {_from(row)} -> {_to(row)}  ")
     if row.fate not in STORED:
         line.append(row.fate, facts_of(row.fate).terminal)

@@ -11,9 +11,9 @@ from ray_messaging.eventlog.event_log import EventLog
 from ray_messaging.eventlog.plot import new_figure
 from ray_messaging.model.fates import FATES, STORED, facts_of
 
-# The most pairs of agents that are drawn, those with the most messages. More pairs would make the picture black.
+# At most this many pairs of agents are drawn: those with the most messages. More pairs would make the picture black.
 _PAIRS = 2_000
-_NAMED = 20  # the number of agents whose names are in the picture, those with the most messages
+_NAMED = 20  # the picture has the names of this many agents: those that got the most messages
 _SEED = 7
 _CHANGED = "#CC79A7"  # the colour of messages that a rule has rewritten
 
@@ -40,7 +40,7 @@ def step_chart(log: EventLog) -> str:
     for number, step in enumerate(sorted({change["step"] for change in changes if change["step"] is not None})):
         axes.axvline(
             step - 0.5, color="black", linestyle="--", linewidth=1, label="_" if number else "intervention"
-        )  # matplotlib's legend leaves labels out that begin with "_"
+        )  # matplotlib's legend leaves out labels that begin with "_"
     axes.set_xlabel("step")
     axes.set_ylabel("messages")
     axes.xaxis.get_major_locator().set_params(integer=True)
@@ -55,7 +55,7 @@ def network_chart(log: EventLog) -> str:
 
     It has the pairs of agents with the most delivered messages.
     """
-    import networkx as nx  # noqa: PLC0415 - an optional dependency, which the command names
+    import networkx as nx  # noqa: PLC0415 - an optional package; if it is missing, the command says so
 
     found = log.count(by=("from_id", "to_id"), fate=STORED)
     rows = found.slice(0, _PAIRS).to_pylist()

@@ -47,8 +47,8 @@ _FAILED = {
     TaskState.TASK_STATE_REJECTED,
     TaskState.TASK_STATE_AUTH_REQUIRED,
 }
-WAITING = "waiting"  # the key in `me.state` of the messages that the outside agent has not answered yet
-ANSWERS = "answers"  # the key in an answer's payload of the id of the message that it answers
+WAITING = "waiting"  # under this key `me.state` has the messages that the outside agent has not answered yet
+ANSWERS = "answers"  # under this key an answer's payload has the id of the message that is answered
 
 
 class RemoteFailure(Exception):
@@ -170,7 +170,8 @@ class RemoteAgent(AbstractContextManager["RemoteAgent"]):
         """Pass the messages of a step on to the outside agent, and send the agent's answers to the messages' senders.
 
         If the agent has not answered a message in time, its answer is sent in one of the next `late_steps` steps. If
-        there is no answer by then, the sender gets an error as the answer. The user gets this error at once.
+        there is no answer by then, the sender gets an error as the answer. If the sender is the user, who takes part in
+        no steps, the error is sent in this step.
 
         The agent's answers, and the fact that an answer was late, are remembered. So they are the same if the step runs
         again, and in a fork.
@@ -194,7 +195,7 @@ class RemoteAgent(AbstractContextManager["RemoteAgent"]):
         waiting = []
         for (id_, sender, payload, since, _), outcome in zip(open_ones, found, strict=True):
             if "late" in outcome and (me.step - since >= self._late_steps or sender is None):
-                outcome = {"error": f"{self!r} has not answered in time"}  # noqa: PLW2901 - it is the same thing
+                outcome = {"error": f"{self!r} has not answered in time"}  # noqa: PLW2901 - the same message's outcome
                 self._forget(id_)
             if "late" in outcome:
                 waiting.append([id_, sender, payload, since, outcome["late"]])
@@ -247,8 +248,9 @@ class RemoteAgent(AbstractContextManager["RemoteAgent"]):
         async with self._places, self._client() as client:
             if task is not None:
                 return await _result(client, await client.get_task(GetTaskRequest(id=task)))
-            # An earlier process may have sent this message already: by its id the outside agent recognises it. The id
-            # includes the experiment's name, because messages of other experiments and of forks often have equal ids.
+            # An earlier process may have sent this message already. The outside agent recognises a repeated message by
+            # the message's id. The id includes the experiment's name, because messages of other experiments and of
+            # forks often have equal ids.
             sent_id = f"{self._experiment}/{self.id}/{message_id}"
             message = A2AMessage(message_id=sent_id, role=Role.ROLE_USER, parts=parts_of(payload))
             known: Task | None = None

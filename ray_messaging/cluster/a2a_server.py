@@ -1,6 +1,6 @@
 """Agents of an experiment for clients outside: a server of the Agent2Agent protocol (A2A).
 
-A message of a client is a question of the user to the agent. The A2A task ends with the answer.
+The agent gets a client's message as a question of the user. The A2A task ends with the agent's answer.
 """
 
 import asyncio
@@ -247,7 +247,7 @@ def _card(agent: AgentId, experiment: str, url: str) -> AgentCard:
 
 
 class _Asking(AgentExecutor):
-    """Executor of A2A requests: for each message of a client, it asks an agent of the experiment as the user."""
+    """Executor of A2A requests: it passes each message of a client to an agent, as a question of the user."""
 
     def __init__(self, messager: Messager, agent: AgentId, timeout: float) -> None:
         self._messager = messager

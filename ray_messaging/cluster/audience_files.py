@@ -89,7 +89,7 @@ class AudienceMaker:
     server, gets the version.
 
     A lock in the folder lets only one process change audiences at a time. A Ray actor of this class, on the node with
-    the files, serves processes on other nodes. It has no state.
+    the files, serves processes on other nodes. The actor has no state.
 
     Args: `log_dir` is the folder of the event log. If it is a URI, it gets copies of the files.
     """

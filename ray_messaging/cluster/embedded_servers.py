@@ -24,7 +24,7 @@ from ray_messaging.errors import Closed, ConfigError, ConnectionFailed
 
 Shards = int | Literal["per-node"] | None
 PER_NODE = "per-node"
-LARGE_BYTES = 10**7  # if data have at least this size, a line says where they are
+LARGE_BYTES = 10**7  # if the servers' data have at least this size, a line on stderr says where they are
 _told = Event()  # set when this process has printed a line about large data
 _SHARD = re.compile(r"shard-(\d+)-of-(\d+)")
 

@@ -1,6 +1,7 @@
 """Completion of the event log of a run whose driver was killed, from the data that the embedded server still has.
 
-The server's guard runs this file after the driver's death, and so does `ray-messaging log finish`.
+The server's guard, the process that starts and stops the server, runs this file after the driver's death. The command
+`ray-messaging log finish` calls `finish`.
 """
 
 import asyncio
@@ -25,8 +26,8 @@ HOST = "127.0.0.1"
 def finish(log_dir: str) -> bool:
     """Write the rows that are missing in a log whose run was killed; return False if the log was complete.
 
-    Afterwards the server's data are deleted. Data in a user's `data_dir` are kept. Data of an experiment with steps are
-    kept, too, because a later start can go on with them.
+    Afterwards the server's data are deleted, with two exceptions: data in a `data_dir` that a user has passed are kept,
+    and so are the data of an experiment with steps, because a later start can go on with them.
 
     Raises: LogError if the server's data are not on this machine; ConfigError while the run's server still runs.
     """

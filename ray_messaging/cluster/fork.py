@@ -74,8 +74,8 @@ class Fork:
     def stops(self, first: int, until: int) -> Iterator[tuple[int, "Callable[[Messaging], None]"]]:
         """Yield each step before which the fork must check or send messages, and the function that does it.
 
-        The steps are in ascending order, from `first` on. The check of the parent's messages may be due before step
-        `until` itself.
+        The steps are in ascending order, from `first` on. The run ends before step `until`. The check may be due right
+        then; it is yielded with the step `until`.
         """
         for step in sorted({self._at_step, *self._outside}):
             if first <= step <= until and step == self._at_step > self._checkpoint + 1:

@@ -79,9 +79,9 @@ class Line(msgspec.Struct, frozen=True):
 
 
 class SeatFacts(msgspec.Struct):
-    """Facts about a seat, which the server keeps.
+    """Facts about a seat. They are stored on the Redis server of the experiment.
 
-    A later start of the experiment goes on with them, and links still work.
+    If the experiment is started again, it reads these facts, so that the links to seats still work.
     """
 
     token: str
@@ -197,7 +197,7 @@ class SeatDesk:
     async def _save(self, agent: AgentId, facts: SeatFacts) -> None:
         await self._keep(_encode(agent), _encode(facts))
 
-    # -- of the experiment ----------------------------------------------------------------------------------------
+    # -- calls of the experiment ----------------------------------------------------------------------------------
 
     async def open(self, agent: AgentId, consent: str) -> str:
         """Make a seat for an agent, unless it has one; return the secret token of its link."""
@@ -231,7 +231,7 @@ class SeatDesk:
         for seat in (self._loaded or {}).values():
             seat.change()
 
-    # -- of the groups --------------------------------------------------------------------------------------------
+    # -- calls of the groups --------------------------------------------------------------------------------------
 
     async def ask(self, question: SeatQuestion) -> SeatAnswer:
         """Return what a person does in a step; ABSENT if the time limit is exceeded, or there is no such seat.
@@ -268,12 +268,12 @@ class SeatDesk:
             seat.facts.lines = [*seat.facts.lines, Line("note", step, text)][-_HISTORY:]
             seat.change()
 
-    # -- of the pages ---------------------------------------------------------------------------------------------
+    # -- calls of the web server, for the pages -------------------------------------------------------------------
 
     async def news(self, agent: AgentId, seen: int) -> SeatView:
-        """Wait, at most some seconds, until a seat's web page has another version than `seen`; return what it shows.
+        """Return what the web page of an agent's seat shows.
 
-        A person acts for the agent on this page.
+        If the page has the version `seen`, wait first until it has another one, at most some seconds.
         """
         seat = await self._seat(agent)
         with suppress(TimeoutError):
@@ -328,10 +328,10 @@ class SeatDesk:
         if question is None or question.step != step:
             if last is not None and last.step == step and _answer(messages, last) == seat.facts.answer:
                 return  # the page has sent it before, and did not hear that it arrived
-            # A process that has started again does not know which steps are over, but no page has a later step.
+            # `seat.over` lacks steps that were closed in an earlier process. These are before the open question's step.
             if step <= seat.over or (last is not None and last.step == step) or (question and step < question.step):
                 raise _over(step)
-            # This is so when the run has begun again.
+            # The run or this process has begun again, and the group has not asked about this step yet.
             text = f"agent {agent!r} has not been asked in step {step} yet: send this answer again in a moment"
             raise NoQuestion(text, question=f"step {step}", agent=agent)
         answer = _answer(messages, question)

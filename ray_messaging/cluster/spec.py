@@ -21,7 +21,7 @@ SUBTOPICS = (AGENT_CHAT, USER_CHAT, USER_SURVEY)
 
 
 class AudienceHome(NamedTuple):
-    """The place of the audiences' files: a node of the cluster, and a folder on this node."""
+    """The place of the files of audiences (sets of pairs of sender and hearer): a node of the cluster, and a folder."""
 
     node: str
     folder: str
@@ -29,7 +29,7 @@ class AudienceHome(NamedTuple):
 
 @dataclass(frozen=True)
 class ExperimentFacts:
-    """The name and the settings of an experiment, for all of its processes. `run` is the id of this start of it."""
+    """The name and the settings of an experiment, for all of its processes. `run` is a random id of this start."""
 
     exp_id: str
     run: str

@@ -34,8 +34,8 @@ def sent(name: str, value: object, send: Callable[[Any], Any]) -> Any:  # noqa: 
 def dumped(value: object) -> bytes:
     """Pickle a user's object for another process, which has the same packages.
 
-    Functions and classes of the program itself are pickled by value, and keep the names of their files, which are in
-    the errors' texts. `pickle.loads` reads the result.
+    Functions and classes of the program itself are pickled by value. They keep the names of their files, so that
+    tracebacks show the files. `pickle.loads` reads the result.
     """
     with io.BytesIO() as stream:
         _PicklerWithFiles(stream).dump(value)
@@ -79,7 +79,7 @@ class _PicklerWithFiles(cloudpickle.CloudPickler):  # type: ignore[misc] # the p
 
 
 def unpicklable(value: object) -> str | None:
-    """Return a text with the part of an object that cannot be pickled, and the reason; None if there is none."""
+    """Return which part of an object cannot be pickled, and why; None if the whole object can be pickled."""
     error = _failure(value)
     if error is None:
         return None

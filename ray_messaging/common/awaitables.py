@@ -54,7 +54,8 @@ def without_partial(function: Any, arguments: int) -> Any:  # noqa: ANN401 - a f
     by_place = code.co_varnames[arguments : code.co_argcount]
     by_name = code.co_varnames[code.co_argcount : code.co_argcount + code.co_kwonlyargcount]
     known = dict(zip(reversed(by_place), reversed(inner.__defaults__ or ()), strict=False)) | given
-    # Other functions get some of the values in **kwargs, or lack a value, about which the call itself complains.
+    # The partial stays if the function gets some of the values in **kwargs, or if a parameter would have no value. In
+    # the second case, the call raises a TypeError.
     takes_all = code.co_posonlyargcount <= arguments and given.keys() <= {*by_place, *by_name}
     if not takes_all or not known.keys() >= {*by_place}:
         return function

@@ -74,11 +74,11 @@ TRANSACTION_RETRY = RetryPolicy(0.002, 0.1)
 STEP_SUPERVISOR_RETRY = RetryPolicy(0.05, 2.0)  # a step that the rules could not close
 STEP_DRIVER_RETRY = RetryPolicy(0.2, 0.2)  # a check of the lease of a group's driver
 LEASE_RETRY = RetryPolicy(0.02, 0.2)  # these retries are in addition to the transport's own
-FENCE_RETRY = RetryPolicy(1.0, 1.0)  # a pause before a request for a new epoch, after a send without an answer
+FENCE_RETRY = RetryPolicy(1.0, 1.0)  # a send got no answer: the pause before claiming a higher epoch (sender's number)
 
 # Policies for the interception of messages.
 INTERCEPTOR_RETRY = RetryPolicy(0.02, 0.5)
-LANE_RETRY = RetryPolicy(30.0, 30.0)  # a connection to the lane's server failed; meanwhile Ray calls are used
+LANE_RETRY = RetryPolicy(30.0, 30.0)  # no connection to the interceptor's socket; meanwhile it gets Ray calls
 SNAPSHOT_RETRY = RetryPolicy(1.0, 1.0)  # the interceptor gave no copy of its rules, and meanwhile judges all messages
 RULE_STATE_RETRY = RetryPolicy(0.2, 0.2)  # these retries are in addition to the transport's own
 MODERATOR_RETRY = RetryPolicy(0.1, 2.0)

@@ -65,7 +65,7 @@ def pandas_types(fields: Iterable[Any]) -> dict[str, str]:
             "name": field.name,
             "field_name": field.name,
             "pandas_type": str(field.type),
-            # These names of pandas' types, such as Int64, stand for types with missing values.
+            # With a capital letter, as in Int64, these names stand for pandas' types that allow missing values.
             "numpy_type": str(field.type).replace("int", "Int").replace("uI", "UI"),
             "metadata": None,
         }

@@ -1,4 +1,4 @@
-"""The health of background tasks, and functions for their end."""
+"""The health of background tasks, a function that ends a task, and one that logs the failure of a task."""
 
 import asyncio
 import logging

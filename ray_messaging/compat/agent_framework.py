@@ -63,7 +63,7 @@ if TYPE_CHECKING:
     from ray_messaging.cluster.run.run import Run
 
 T = TypeVar("T")
-_BEGINS_S: Final = 0.05  # seconds until the next question to a process that has not loaded the run yet
+_BEGINS_S: Final = 0.05  # seconds until a group's process that has not loaded the run yet is asked again
 # Keys of the shared state that belong to the framework. Executors in other processes do not get these values.
 _OWN_KEYS = (EXECUTOR_STATE_KEY, EDGE_STATE_KEY)
 
@@ -372,7 +372,7 @@ class SharedState:
         self._seen: dict[str, int] = {}  # by executor: the version that it has
 
     def begin(self) -> None:
-        """Forget all stored state, for the beginning of a run: its values, and what the executors have got of it."""
+        """Forget the values of the shared state, and which version each executor has, because a run begins."""
         self._parts, self._gone, self._seen = {}, {}, {}
 
     def look(self, state: Any) -> None:
@@ -462,8 +462,9 @@ class _Groups(_Carrier):
             concurrency=len(names),
             timeout=timeout,
         )
-        # A superstep that failed, or whose program died, has left its step open. Messages that are sent now are read in
-        # the step after it. In the open step, the executors ignore the messages of that superstep.
+        # If a superstep of an earlier runner failed, or its program died, its step is still open. This step is run now.
+        # In it, the executors ignore the messages of the earlier runner. Messages that are sent from now on are read in
+        # the next step.
         if messaging.steps.progress().latest >= self._run.step:
             self._run.advance()
         self._turn = threading.Lock()
@@ -563,7 +564,7 @@ class _Groups(_Carrier):
                 ask = self._run._actors[group].of_shared.options(max_task_retries=0)
                 asked = self._asked[group] = ask.remote("events_after", seen)
             answer = None
-            # This error says that the group's process has died. Ray starts the process again, or the run fails.
+            # A RayError says that the group's process has died. Ray starts the process again, or the run fails.
             with suppress(RayError):
                 answer = await asyncio.wrap_future(asked.future())
             del self._asked[group]

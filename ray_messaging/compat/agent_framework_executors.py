@@ -362,7 +362,7 @@ def delivery_of(values: Values, target: str, told: Mapping[str, Any]) -> Deliver
 class Shared:
     """The object that all groups get. It has the `Source` with which each process makes its executors.
 
-    A process makes them when it first needs them.
+    A process makes its executors when it first needs them.
 
     Args: `driver` is the name of the runner. Messages that another runner has sent to executors are ignored.
     """

@@ -106,8 +106,8 @@ class RayMessageBus(MessageBus):  # type: ignore[misc,unused-ignore]  # without 
         db = getattr(self._server, "db", 0)
         self._keys = Keys(self._exp_id, db=db)
         self._prefix, self._ears = f"{self._keys.prefix}bus:{part}", f"{self._keys.ears}bus:{part}"
-        # Receivers of the experiment drop messages that come between two marks, the brackets, on the experiment's own
-        # channel, because this package has published these messages itself. The bus's marks have another channel.
+        # Receivers of an experiment drop messages that this package has published itself: those that come between two
+        # marks on the channel `own`. The bus needs these messages, so its `own` is a channel on which no marks come.
         self._keys.own = f"{self._prefix}own{mark_of_db(db)}"
         self._link: RedisLink | None = None
         self._messager: Messager | None = None
@@ -373,8 +373,9 @@ class RayMessageBus(MessageBus):  # type: ignore[misc,unused-ignore]  # without 
             done, at = self._held.get(key, ([], 0.0))
             if at > before:
                 return []
-            # If this call fails or is cancelled, the next `_settle` tells the server. The server then gives any bus the
-            # items that this call may have handed out. Otherwise nobody would get them while this bus lives.
+            # If this call fails or is cancelled, this bus does not know which items the server has handed out to it. So
+            # the next `_settle` makes this call for 0 items, and the server gives those items to any bus. Otherwise
+            # nobody would get them while this bus lives.
             self._held[key] = done, -math.inf
             firsts, found = await self._run("bus_drain", key, most, *done)
             self._held.pop(key, None)

@@ -50,7 +50,7 @@ class MsgHub:
     for some participants.
 
     Args:
-        messager: The messager of this process. The hub hosts its agents there, and fetches its messages.
+        messager: The messager of this process. It hosts the agents of this process, and the hub fetches its messages.
         participants: Agents that live here, and ids of agents that live elsewhere. The id of an agent is its `name`, or
             its `id` if it has no name.
         announcement: A message from the user to all participants at the start. Only one process should pass it.
@@ -182,8 +182,8 @@ class MsgHub:
     async def _ask(self, from_id: AgentId | None, to_id: AgentId, payload: dict[str, Any]) -> None:
         """Send a payload to an agent, and wait until the agent has observed it.
 
-        If no process hosts the agent yet, wait for one. The confirmation comes in the user's name, so that no rule
-        between the two agents can block it.
+        If no process hosts the agent yet, wait for one. The confirmation is sent as a message of the user (from_id
+        None), so that no rule between the two agents can block it.
         """
         ticket, observed = secrets.token_hex(8), asyncio.get_running_loop().create_future()
         self._asked[ticket] = observed

@@ -89,8 +89,8 @@ class OrderedSocialSpace(SimpleSocialSpace, metaclass=_InheritedTools):  # type:
         self._messager: Messager | None = None
         self._turns: dict[int, _Turn] = defaultdict(_Turn)
         self._run = uuid.uuid4().hex  # distinguishes the steps of this simulation from others on the experiment
-        # By agent: the trace id of its step. Then, as they were when the agent began the step: its unread messages, and
-        # the record of what it had done since the last step.
+        # By agent: the trace id of its step, and two copies from the beginning of this step: of the agent's unread
+        # messages, and of the record of what it had done since the last step.
         self._attempts: dict[int, tuple[str, list[Message], _Turn]] = {}
         self._given_up: set[str] = set()
         self._in_step = False
@@ -286,7 +286,8 @@ class OrderedSocialSpace(SimpleSocialSpace, metaclass=_InheritedTools):  # type:
                     "the messages of the step at %s were sent before its process died, so they are not sent again", t
                 )
             else:
-                # These messages are already in the restored state, or belong to another run.
+                # Messages that are still in the mailbox are fetched and dropped, because they are in the restored state
+                # already, or belong to another run.
                 await tx.fetch_messages(complete=True)
                 try:
                     tx.send_messages(outgoing)

@@ -468,7 +468,7 @@ class RayAgentRuntime(core.SingleThreadedAgentRuntime, AbstractAsyncContextManag
 class _ActorRuntime(RayAgentRuntime):
     """Ray actor with the agents of one type.
 
-    What they publish goes to the user's runtime, which has the subscriptions.
+    What these agents publish goes to the RayAgentRuntime that started this actor, because it has the subscriptions.
     """
 
     async def __init__(  # type: ignore[misc]

@@ -210,8 +210,8 @@ class Channel:
     async def receive_from(self) -> tuple[str, tuple[AgentId | None, Any, str]]:
         """Wait for the next action; return (message_id, (agent_id, message, action)).
 
-        Unknown actions are answered with a failure and are not returned. When the calling task ends, the agents that
-        wait get an error. Raises the same errors as `Messager.fetch_messages`, such as Fenced.
+        Unknown actions are answered with a failure and are not returned. If the calling task fails or is cancelled,
+        the agents that wait get an error. Raises the same errors as `Messager.fetch_messages`, such as Fenced.
         """
         task = asyncio.current_task()
         if task is not None and task is not self._platform:

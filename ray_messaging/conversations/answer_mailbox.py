@@ -122,7 +122,7 @@ class AnswerMailbox:
 
 
 def _as_asked(batch: Batch) -> None:
-    """Replace the questions' ids in answers from steps by the ids that the questions had when they were asked."""
+    """In answers that were sent in a step, replace each question's id by the id with which it was asked."""
     extension = batch.extension
     if extension is not None and extension.asked_outside:
         asked = extension.asked_outside

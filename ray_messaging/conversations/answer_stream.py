@@ -20,7 +20,8 @@ from ray_messaging.model.typed.typed_values import column_of, part_of
 from ray_messaging.receipt import Receipts
 
 Rows = NDArray[np.intp]
-# Special values for questions without an answer. Any other value is the index in `parts` of the item with the answer.
+# Values in `AnswerTable._part` of questions without an answer. For a question with an answer, the value there is the
+# index in `parts` of the item that has the answer.
 _WAITS, _UNSENT, _FAILED = -1, -2, -3
 
 

@@ -180,7 +180,8 @@ class Conversation:
             if asker is not None:
                 rows.behind[len(rows.answers)] = asker.chain
             rows.answers.append(answer)
-            # The question is sent first, because setting the timer takes as long as all checks of the question.
+            # The question is sent during this sleep. The timer is set only then, because setting it takes as long as
+            # all checks of the question.
             await asyncio.sleep(0)
             async with asyncio.timeout_at(due):
                 receipt = await sent

@@ -117,11 +117,11 @@ def asker_here() -> Asker | None:
 
 
 def circle_of(chain: tuple[InHand, ...], asked: CheckedMessage, directory: Directory) -> tuple[InHand, ...]:
-    """Return the end of `chain`, a chain of waiting handlers, that would wait for itself if the question were sent.
+    """Return the last handlers of `chain` that would wait for each other if a question were sent; () if none would.
 
-    The question `asked` is from the last handler of the chain. If all handlers of a mailbox that would get the question
-    are in the chain, none of them can ever handle it: return the chain from the first of these handlers on. Otherwise
-    return ().
+    The handlers in `chain` wait, each for the next one, and the last one asks the question `asked`. If all handlers of
+    a mailbox that would get the question are in the chain, none of them can ever handle it. Then the result is the
+    chain from the first of these handlers on.
     """
     for mailbox in directory.routing.mailboxes_of(asked.to_id, asked.topic):
         mine = [at for at, each in enumerate(chain) if each.mailbox == mailbox and each.slots]
@@ -178,7 +178,7 @@ class Waits:
         return ServiceNote(self.ended, tuple(in_hand))
 
     async def _keep(self) -> None:
-        """Keep up to date, for as long as some handler waits, the server's note on what handlers wait for."""
+        """Update the server's note on what handlers wait for, as long as some handler waits."""
         while self._waiting or self._written:
             await self._changed.wait()
             await asyncio.sleep(_STUCK_S)
@@ -191,10 +191,7 @@ class Waits:
                 return
 
     async def write(self, *, anew: bool = False) -> None:
-        """Write to the server for which answers the handlers wait, if that has changed.
-
-        With `anew`, always write it.
-        """
+        """Write the note on the waiting handlers to the server if it has changed; with `anew`, write it always."""
         async with self._writing:
             note, subscription = encode_service_note(self._note()), self._engine.subscription
             if (note != self._written or anew) and subscription is not None and subscription.epoch is not None:

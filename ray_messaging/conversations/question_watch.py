@@ -97,7 +97,7 @@ class QuestionWatch:
         self._engine = engine
         self._questions = questions
         self._task: asyncio.Task[None] | None = None
-        # By question: the reason that the last check found why the question cannot get an answer.
+        # By question: why it cannot get an answer, as the last check found.
         self._seen: dict[object, object] = {}
 
     def begin(self) -> None:

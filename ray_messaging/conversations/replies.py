@@ -154,7 +154,7 @@ def waits_for_failure(question: Slice) -> bool:
 
 
 def blocked_among(receipts: Receipts) -> Collection[int]:
-    """Return the indices of those answers, sent with these receipts, that a rule blocked."""
+    """Return the indices of the answers that a rule blocked. `receipts` has the receipt of each answer."""
     return {*np.flatnonzero(receipts.codes == BLOCKED).tolist()}
 
 

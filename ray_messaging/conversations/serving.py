@@ -222,7 +222,7 @@ class MessageServer:
         except MessagingError as error:
             raise _Fatal(error) from error
         if not receipt and receipt.fate == FATES[BLOCKED]:  # otherwise the asker would wait in vain
-            # The rule's reason is left out, because a rule may block a text that quotes it.
+            # The rule's reason is left out, because the rule might block a text that quotes the reason, too.
             told = HandlerFailure("AnswerBlocked", f"rule {receipt.rule!r} blocked it")
             await self._tell(message, told)
 

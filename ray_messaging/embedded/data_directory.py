@@ -21,7 +21,7 @@ LOCK_NAME: Final = ".ray_messaging.lock"
 OWNER_NAME: Final = ".ray_messaging.owner"
 # A file that exists while a successor of the owner waits for the guard's lock.
 SUCCESSOR_NAME: Final = ".ray_messaging.successor"
-# A file that exists if a successor may come. Its mtime says since when owner and guard have been dead.
+# A file that exists if a successor may come. Its mtime says when a sweep first found owner and guard dead (0: not yet).
 AWAITED_NAME: Final = ".ray_messaging.heir"
 CONFIG_NAME, LOG_NAME = "valkey.conf", "valkey.log"
 APPEND_ONLY_NAME: Final = "appendonlydir"

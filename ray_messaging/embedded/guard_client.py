@@ -101,7 +101,7 @@ class GuardClient:
         with suppress(OSError, ValueError):
             self._orders.write(b"s")  # closing the pipe is not enough, because a forked child may hold it open
         self._orders.close()
-        # This has an effect only if the process has not forked the guard yet; otherwise it has ended already.
+        # This has an effect only if the started process has not forked the guard yet. After the fork it ends by itself.
         self._process.kill()
         self._process.wait()
         deadline = time.monotonic() + STOP_TIMEOUT_S

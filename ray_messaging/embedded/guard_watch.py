@@ -101,7 +101,8 @@ class GuardWatch:
 class Port:
     """Reservation of a port for one server, because clients send their password to any program that listens there.
 
-    Two sockets can bind one address in Linux if both set SO_REUSEADDR and neither listens yet.
+    In Linux, two sockets can bind one address if both set SO_REUSEADDR and neither listens yet. So this class binds a
+    socket that never listens.
     """
 
     def __init__(self, host: str, port: int) -> None:

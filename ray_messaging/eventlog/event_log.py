@@ -240,7 +240,9 @@ class EventLog:
     def conversation(
         self, a: AgentId | None, b: AgentId | None, *, text: bool = False, **fields: Unpack[Fields]
     ) -> pa.Table:
-        """Return the messages between two agents, in both directions, by time; None is the user.
+        """Return the messages between two agents, in both directions, by time.
+
+        None in place of an agent means the user, the person outside the simulation.
 
         Args: `text` and the fields are as for `query`.
         """

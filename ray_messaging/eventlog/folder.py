@@ -9,8 +9,8 @@ Object stores can neither rename files nor lock folders. There a file is written
 complete. A writer that a successor has replaced may still be writing a file, which must not replace a file of the
 successor. So on an object store the name of a segment ends with the epoch of its writer, a number that is higher for
 each new writer: `events-{number:08d}-e{epoch}.parquet`. If several segments have the same number, readers use the one
-with the highest epoch. Of several files of collected data with the same steps, readers also use the one with the
-highest epoch.
+with the highest epoch. Of several files of collected data (see `collected.py`) with the same steps, readers also use
+the one with the highest epoch.
 
 In version 5 of the schema, a segment could be split into several files, one for each set of typed columns. Segments of
 version 5 can be read if they are not split.
@@ -88,7 +88,7 @@ class Segment(msgspec.Struct, frozen=True):
     exp_id: str
     epoch: int  # the epoch of the writer: a later writer has a higher number
     size: int  # the size of the file in bytes
-    # Stream -> the entry that is only partly in the log, and how many of its rows are in it.
+    # Stream -> the entry that is only partly in the log, and how many of the entry's rows the log has.
     begun: dict[str, tuple[str, int]] = {}
     # Stream -> the number of messages and bytes that were read from it up to this segment.
     taken: dict[str, tuple[int, int]] = {}
@@ -194,9 +194,11 @@ class Folder:
         return segment
 
     def erase(self, *, records: bool = False) -> None:
-        """Remove the log's files, the files beside them, and temporary files. Raises LogError if that fails.
+        """Remove the log's segments, checkpoints, collected data, sets of agents and temporary files.
 
         Args: with `records`, also remove the records of the run, and the files of audiences.
+
+        Raises: LogError if that fails.
         """
         beside = {CHECKPOINTS, *(f"_{kind}" for kind in CollectedKind)} | ({AUDIENCES} if records else set())
         segments = sorted(self._files(SEGMENT), key=lambda info: _number(info.base_name))

@@ -3,8 +3,8 @@
 - The record of the run: the experiment, its settings, and the commands that started it.
 - The rule changes of the run.
 - The folder's account: which writer owns the folder, and which rows are known to be missing. Only the owner may publish
-  files. The epochs on the server, which say which writer may trim the streams, are not enough for that. If the server
-  was flushed, a new run begins again with the same epochs.
+  files. The server also gives each writer a number, its epoch, which says who may trim the streams. The epochs cannot
+  say who owns the folder, because after a flush of the server a new run gets the same epochs again.
 - The names of the files of collected data that were written, so that readers notice a file that is gone.
 - Sets of agents: each has all agents that share one mailbox. The row of a broadcast has the digest of the set to which
   its hearers belong.
@@ -148,11 +148,11 @@ def note_model(folder: "Folder", model: dict[str, Any], groups: dict[str, int]) 
 def note_end(
     folder: "Folder", run: str, groups: dict[str, int], *, killed: bool = False, rows: int | None = None
 ) -> None:
-    """Record that a start of the run has ended, which groups it had, and the number of rows in the log.
+    """Record the end of the run that one start began, its groups, and the number of rows in the log.
 
     If there is no record, do nothing.
 
-    Args: `run` is the id of the start. With `killed`, record that the start was killed. `rows` is None if the number of
+    Args: `run` is the id of the start. With `killed`, record that the run was killed. `rows` is None if the number of
     rows is not known.
 
     Raises: OSError if the record cannot be written, LogError if the present one is damaged.
@@ -166,7 +166,7 @@ def note_end(
 
 
 def has_ended(folder: "Folder") -> bool:
-    """Return whether the record says that the last start of the run in a folder has ended.
+    """Return whether the record says that the run in a folder has ended since its last start.
 
     Raises: LogError if the record is damaged, ConfigError if it has another format.
     """
@@ -200,7 +200,7 @@ def unended(folder: "Folder") -> str | None:
 
 
 def absent_rows(folder: "Folder", segments: "Sequence[Segment]", end: int) -> str:
-    """Return a text that says which rows are in no file, because a file of the log is gone; "" if there are none.
+    """Return a text that says which rows are missing because a file of the log is gone; "" if no rows are missing.
 
     Args: `end` is the position after the last row that is there.
 
@@ -403,7 +403,7 @@ def write_agents(folder: "Folder", digest: str, agents: AgentSet) -> None:
 
 
 def read_agents(folder: "Folder", digest: str) -> AgentSet | None:
-    """Return the set of agents whose content has this digest, or None if the folder has no such file.
+    """Return the set of agents with this digest, or None if the folder has no file with it.
 
     Raises LogError if the file is damaged.
     """

@@ -135,10 +135,10 @@ def _copy(parent: Folder, folder: Folder, exp_id: str, step: int) -> None:
 
 
 def outside_of(log: EventLog, step_read: int | slice) -> list[LogRow]:
-    """Return messages that were sent outside of steps, and that agents read in some steps, or that rules blocked.
+    """Return the messages from outside of steps that agents read in the steps `step_read`, or that rules blocked.
 
-    They are in the order of arrival. A blocked message did not arrive, so it is ordered by the time at which it was
-    sent. A broadcast may have several rows in the log, such as one for each mailbox. It is returned once, without
+    The messages are in the order of arrival. A blocked message did not arrive, so it is ordered by the time at which it
+    was sent. A broadcast may have several rows in the log, such as one for each mailbox. It is returned once, without
     `to_id`.
 
     Raises: LogError if equal broadcasts can be told apart only by their hearers, and these are not known.
@@ -206,8 +206,8 @@ def _rows_of_one_hearer(log: EventLog, broadcasts: Sequence[Sequence[LogRow]]) -
     placed = np.bincount(of, hearers["ordinal_count"].to_numpy())[of]
     hearers = hearers.append_column("placed", pa.array(placed))
     best = [(name, "descending") for name in ("position_count", "ordinal_count", "placed")]
-    # Among hearers with as many rows and ordinals, the one with the most ordinals in all sets comes first. So the same
-    # hearer is chosen for many sets, and its ordinals give the order of these broadcasts.
+    # Among hearers with equal numbers of rows and ordinals, the one with the most ordinals in all sets comes first. So
+    # the same hearer is chosen for many sets, and its ordinals give the order of these broadcasts.
     hearers = hearers.sort_by([("broadcast", "ascending"), *best, ("to_id", "ascending")])
     _, firsts = np.unique(hearers["broadcast"].to_numpy(), return_index=True)
     return found.union(*hearers["position_list"].take(pa.array(firsts)).to_pylist())
@@ -241,8 +241,8 @@ def _copy_rows(parent: Folder, folder: Folder, former: str, exp_id: str, step: i
 def _rows(parent: Folder, path: str, former: str, exp_id: str, step: int) -> pa.Table:
     """Return the rows of a log file that a fork needs.
 
-    These are the messages that groups sent up to a step, and the messages from outside of steps that were read up to
-    then.
+    These are the messages that groups sent up to `step`, and the messages from outside of steps that were read up to
+    `step`.
     """
     table = _read(parent, path)
     sent, ordinals, read = (_numbers(table, name) for name in ("step", "ordinal", "step_read"))

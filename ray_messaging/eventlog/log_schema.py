@@ -7,9 +7,9 @@ A payload is JSON text in the column `payload`, or it is in typed columns, where
 `payload.x`. If x has several types in a file, `payload.x` has the values of the first type. The values of another type,
 such as int64, are in `payload[int64].x`. A row has null in the typed columns that do not belong to its payload. If the
 payloads in a file have different sets of typed columns, the column `payload_columns` has the names and types of each
-row's typed columns, in their order. A file with typed columns lacks all columns without a value. If a row with a typed
-payload has the usual channel of its recipient for its subtopic, the row's channel may be null, and readers compose the
-channel (see `channel_head`).
+row's typed columns, in their order. A file with typed columns lacks all columns without a value. A row with a typed
+payload may have null as its channel. Readers then compose the channel from the recipient's id and the subtopic (see
+`channel_head`).
 
 The encoding of each column in Parquet was chosen by the time to write it and its size on disk. The table has the time
 and the size per row, measured on one core with payloads of 75 bytes and 1,000 agents. The numbers in brackets are for
@@ -23,11 +23,11 @@ and the size per row, measured on one core with payloads of 75 bytes and 1,000 a
     each other column              2 to 7 ns   0.01 B    dictionary
 
 A whole row takes 260 ns and 40 bytes (285 ns, 49 bytes). With zstd 1 instead of lz4, each dictionary column would take
-2 ns more. A million channels would take 34 ns more and half of the bytes, payloads the same time and two thirds of the
-bytes. But a query by agent must decompress all these columns. It would take 1.0 s for 10,000,000 rows instead of
-0.75 s. A row group is written at once, which takes 9% less time than 1,024 rows at a time. Row groups of 262,144 rows
-would take 3% less, and row groups of 8,192 rows 12% more. With smaller row groups, a query by agent reads less. A
-column of one value takes 10 ns if it may have nulls, else 5 ns.
+2 ns more. The channels of 1,000,000 agents would take 34 ns more and half of the bytes, payloads the same time and two
+thirds of the bytes. But a query by agent must decompress all these columns. It would take 1.0 s for 10,000,000 rows
+instead of 0.75 s. All rows of a row group are encoded at once, which takes 9% less time than 1,024 rows at a time. Row
+groups of 262,144 rows would take 3% less, and row groups of 8,192 rows 12% more. With smaller row groups, a query by
+agent reads less. A column that has the same value in all rows takes 10 ns if it may have nulls, else 5 ns.
 """
 
 import base64
@@ -59,10 +59,10 @@ _HEAD = b"channel_head"
 
 _NAME = pa.dictionary(pa.int32(), pa.string())
 
-# An int id is in from_id or to_id, a str id in from_name or to_name. Both are null for the user, and for the recipient
-# of a message on a plain channel. `entry` and `row` say at which place of its stream a row was read. They give the
-# order of the rows of one mailbox, and are unique together with `mailbox`. `noted` is true for rows from the log
-# stream, which are blocked, published, undeliverable or rewritten messages.
+# An int id is in from_id or to_id, a str id in from_name or to_name. Both are null for the user, the person outside the
+# simulation, and for the recipient of a message on a plain channel. `entry` and `row` say at which place of its stream
+# a row was read. They give the order of the rows of one mailbox, and are unique together with `mailbox`. `noted` is
+# true for rows from the log stream, which are blocked, published, undeliverable or rewritten messages.
 SCHEMA = pa.schema(
     [
         pa.field("message_id", pa.string(), nullable=False),

@@ -26,8 +26,8 @@ class TrafficBins:
 
     If the run has steps (`in_steps`), bins are steps, and otherwise times. `start` is the first step, or the beginning
     of the first bin in unix seconds. `width` is the number of steps or seconds in a bin. `per_second` is the rate of
-    all messages (None: unknown). `share` is the share of the rows that was counted (1.0: all rows). The numbers are
-    estimates for all rows.
+    all messages (None: unknown). `share` is the share of the rows that was counted (1.0: all rows). Below 1.0, the
+    numbers are estimates for all rows.
     """
 
     start: float
@@ -271,7 +271,7 @@ class Cause:
 
 @dataclass(frozen=True, slots=True)
 class RowQuery:
-    """A search for rows, as a reader has typed it. A field that is "" matches any value.
+    """A search for rows, as a person has typed it on a page. A field that is "" matches any value.
 
     `between` are the two agents of a conversation.
     """

@@ -138,7 +138,7 @@ Sending = Coroutine[Any, Any, Receipts]
 
 
 class CallerAdmission:
-    """Executor of the calls of each caller, in the order of the calls' numbers 0, 1, 2...
+    """Executor of the calls of each caller (a handle of the group), in the order of the calls' numbers 0, 1, 2...
 
     A call with a repeated number gets the answer of the first call with this number.
     """
@@ -241,7 +241,7 @@ class GroupHost:
 
     def __init__(self, experiment: Experiment, interceptor: object, name: str, owner: str) -> None:
         self._metrics = MessagerMetrics() if experiment.metrics else None
-        # Nobody can read the local log list of this messager.
+        # This messager keeps no log list, because nobody could read the list in the actor's process.
         settings = experiment.settings.model_copy(update={"log_list_messages": 0})
         here = replace(experiment, settings=settings)
         self.messager = named_messager(Messager, here, interceptor, name, self._metrics)

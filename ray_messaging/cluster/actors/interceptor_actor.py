@@ -107,7 +107,8 @@ class InterceptorActor:
     def _check_ours(self, exp_id: str | None) -> None:
         """Raise ConfigError if the caller belongs to another experiment than this interceptor.
 
-        Elsewhere only the interceptors' epochs are compared, small numbers that two experiments may have in common.
+        All other code compares only the epochs of interceptors. These are small numbers, and two experiments may have
+        equal ones.
         """
         ours = self._host.experiment.exp_id
         if exp_id not in {None, ours}:
@@ -116,7 +117,7 @@ class InterceptorActor:
                 f"Messaging.connect({exp_id!r}).interceptor to that messager"
             )
 
-    async def forward(self, from_id: AgentId | None, to_id: AgentId | None, msg: Any) -> bool:  # noqa: ANN401 - the seed's
+    async def forward(self, from_id: AgentId | None, to_id: AgentId | None, msg: Any) -> bool:  # noqa: ANN401 - any value
         """Return whether the rules let a message pass."""
         return await self._host.interceptor.forward(from_id, to_id, msg)
 

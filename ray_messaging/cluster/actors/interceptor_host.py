@@ -86,7 +86,7 @@ class InterceptorHost:
         self._interceptor: Interceptor | None = None
         self._lane: LaneServer | None = None  # None until senders can connect
         self._directory = Directory(spec.exp_id)
-        # `_released` has the names for which `release_steps` was called.
+        # `_released` has every name that was passed to `release_steps`.
         self._holding, self._released = asyncio.Lock(), set[str]()
         self.editor = RuleEditor(
             self.experiment, self._store, lambda: self.interceptor, self._server.where, self._follow_rules
@@ -195,7 +195,8 @@ class InterceptorHost:
             rules = [rule for rule in rules if rule is not black_list]
         for rule in kept or ():
             if rule.state is not None and not isinstance(rule, StepRule):
-                # The pickle of the rule has the state with which the rule was given. The newer state is on the server.
+                # The pickle of the rule has the state that the rule had when it was passed to the experiment. The
+                # rule's newer state is on the server.
                 rule.state.load({})
                 rule.restored()
         settings = self._spec.settings

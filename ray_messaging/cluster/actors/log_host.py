@@ -33,7 +33,7 @@ from ray_messaging.transports.step_values import CollectedKind
 from ray_messaging.transports.transport_values import Limits
 
 PAGE = 4096  # the most rows of one answer
-# The server stores under this name, for the log, the time (ms) at which the list that `rows` returns was last cleared.
+# The list that `rows` returns can be cleared. Under this name the server stores when this was last done (time in ms).
 _CLEARED = "cleared"
 
 T = TypeVar("T")
@@ -253,7 +253,7 @@ class LogHost:
 
     # -- queries --------------------------------------------------------------------------------------------------
 
-    async def ask(self, what: str, arguments: dict[str, Any]) -> Any:  # noqa: ANN401 - each question has its own
+    async def ask(self, what: str, arguments: dict[str, Any]) -> Any:  # noqa: ANN401 - each query returns another type
         """Answer the query called `what`, over everything that was sent before the query.
 
         Only the query "sample" may miss the newest rows.

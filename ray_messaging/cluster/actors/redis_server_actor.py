@@ -32,8 +32,8 @@ class ServerActor:
         on_its_node: The number of the experiment's servers on this node, which together may fill half of the node's
             memory.
         fsync: Whether data in a `data_dir` are written to the disk each second.
-        log_dir: The folder of the event log. If all other processes die, the server's guard completes the log from the
-            server's data. None: there is no log.
+        log_dir: The folder of the event log. If all other processes die, the server's guard, the process that starts
+            and stops the server, completes the log from the server's data. None: there is no log.
         program: The server's program that the driver has chosen by RAY_MESSAGING_SERVER. None: the usual one.
     """
 
@@ -48,7 +48,7 @@ class ServerActor:
     ) -> None:
         if program is not None:  # Ray gives actors its own environment, and not the driver's
             os.environ[CHOICE] = program
-        # The guard also ends when this node's raylet has ended, because Ray cannot restart the actor without it.
+        # The server's guard also ends when this node's raylet has ended. Without a raylet Ray cannot restart the actor.
         raylet = int(os.environ.get("RAY_RAYLET_PID", os.getppid()))
         again = restarted()
         server = EmbeddedServer(

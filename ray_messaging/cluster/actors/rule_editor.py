@@ -105,8 +105,8 @@ class RuleEditor(RuleVersions):
         task = asyncio.create_task(changing, name="ray_messaging change of the rules")
         self._unfinished.add(task)
         task.add_done_callback(self._unfinished.discard)
-        # Failed writes are logged by the writer. Without this callback, asyncio would also report that nobody has
-        # retrieved the error.
+        # The interceptor's StateWriter logs writes that fail. Without this callback, asyncio would also report that
+        # nobody has retrieved the error.
         task.add_done_callback(lambda ended: ended.cancelled() or ended.exception())
         return task
 

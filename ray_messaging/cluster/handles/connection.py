@@ -24,7 +24,7 @@ NAMESPACE = "ray_messaging"
 _OF_ACTOR = (RayTaskError, RayActorError, ActorUnschedulableError)
 # The most seconds that Ray needs to report a killed actor as dead, and the seconds between two checks of that.
 _DEATH_S, _GLANCE_S = 2.0, 0.01
-_LATE_S = 10.0  # if no process is ready after this many seconds, `late` is called
+_LATE_S = 10.0  # if no process becomes ready for this many seconds, `start_in_turn` calls its argument `late`
 _LEAST, _PER_PROCESSOR = 8, 2  # how many processes start at a time: _PER_PROCESSOR for each processor, at least _LEAST
 
 

@@ -213,7 +213,8 @@ class DeadLetters:
             requeueing = Requeueing(store, self.exp_id)
             letters = messages = 0
             left: dict[str, str] = {}
-            # Full mailboxes. Later letters to them are left, too, because messages keep their order.
+            # The mailboxes that are full. Later letters to these mailboxes are left, too, so that messages keep their
+            # order.
             waiting: set[str] = set()
             async for name, letter in _letters(store, chosen, mailbox):
                 if letter is None:

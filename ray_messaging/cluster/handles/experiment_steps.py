@@ -20,7 +20,7 @@ from ray_messaging.steps.step_account import StepCounts, digest_of
 from ray_messaging.steps.stragglers import Straggler
 from ray_messaging.transports.step_values import SUPERVISOR, Collected, Progress
 
-_NAMED = 3  # the most late groups that the progress names
+_NAMED = 3  # the progress names at most this many late groups
 _RECENT_S = 10.0  # the last seconds from which the rate is computed
 
 
@@ -293,7 +293,7 @@ class ExperimentSteps:
         """
         found = Counter[str]()
         for counts in self._sealed(step).values():
-            found.update(counts.fates)  # keeps negative counts, unlike `+`: rules for whole steps have such counts
+            found.update(counts.fates)  # unlike `+`, this keeps the negative counts, which rules for whole steps have
         return +found
 
     def _sealed(self, step: int) -> dict[str, StepCounts]:

@@ -39,7 +39,7 @@ CONNECT_S: Final = 5.0
 FAREWELL_S: Final = 1.0
 MISC_S: Final = 1.0  # seconds between two checks of the keepalive
 FOR_EVER_S: Final = 0xFFFFFFFF  # MQTT's number for a session that never expires
-WHILE_AWAY_S: Final = 86_400  # a session without a name has no successor, so it expires after a day without connection
+WHILE_AWAY_S: Final = 86_400  # no later process takes over a session without a name: it expires after a day offline
 # The most messages that a broker sends to a client before they are acknowledged, by default (Mosquitto: 20, EMQX: 32).
 AT_ONCE: Final = 20
 STEADY_S: Final = 5.0  # if a connection ends after fewer seconds, two clients may be using the same name
@@ -117,7 +117,7 @@ class Connection:
 
         def closed(_client: Client, _userdata: object, sock: Any) -> None:  # noqa: ANN401 - a socket, of TLS or not
             loop.remove_reader(sock)
-            # Otherwise the loop would watch the next socket, which may have the same number, in place of this one.
+            # Otherwise the loop would go on to watch this file descriptor, which the next socket may get.
             loop.remove_writer(sock)
 
         def has_more(_client: Client, _userdata: object, sock: Any) -> None:  # noqa: ANN401 - a socket, of TLS or not

@@ -37,8 +37,8 @@ _NO_FATE = len(FATES)
 _SPREAD = np.uint64(0x9E3779B97F4A7C15)
 _SEND = np.dtype([("message", "<u8"), ("mailbox", "<u8"), ("fate", "u1")])
 _PLACE = np.dtype([("place", "<u8"), ("message", "<u8")])
-# The number of the hash's tables of random numbers: one for each of the first bytes of a text. Later bytes use the same
-# tables again.
+# The hash of a text takes a random number for each byte, from a table for the byte's place in the text. There are this
+# many tables. Later bytes use them again, from the first table on.
 _HASHED_PLACES = 256
 
 
@@ -176,9 +176,9 @@ class _Partitions:
 
 
 def _first(messages: Sequence[NDArray[np.uint64]]) -> NDArray[np.uint64]:
-    """Return the distinct hashes of messages that seem to be at fault.
+    """Join arrays of hashes of messages that seem to be at fault; return the distinct hashes.
 
-    There are at most _SUSPECTS + 1 of them, so that the caller sees whether there are more than it examines.
+    At most _SUSPECTS + 1 are returned, so that the caller sees whether there are more than it examines.
     """
     return np.unique(np.concatenate(messages))[: _SUSPECTS + 1]
 
@@ -292,7 +292,7 @@ def hashes(column: pa.ChunkedArray | pa.Array) -> NDArray[np.uint64]:
         return np.concatenate(parts) if parts else np.zeros(0, np.uint64)
     array = column
     if pa.types.is_dictionary(array.type):
-        # The index -1, which stands for null, leads to the last hash.
+        # Null gets the index of the last hash, which is 0.
         known: NDArray[np.uint64] = np.append(hashes(array.dictionary), np.uint64(0))
         codes: NDArray[np.intp] = array.indices.fill_null(len(known) - 1).to_numpy(zero_copy_only=False)
         return known[codes]

@@ -2,7 +2,7 @@
 
 The causes of a message that was sent in a step are all messages that its sender read in that step. The log has these
 messages, so nothing more is stored. Outside of steps, the cause is the question that the message answers, or the
-message that the sender was handling. The message that is sent carries the id of its cause.
+message that the sender was handling. There a message carries the id of its cause.
 """
 
 import html
@@ -277,5 +277,6 @@ def _note(row: LogRow) -> str:
 def _in_canonical_order(table: pa.Table) -> pa.Table:
     """Return the messages that an agent read in a step, in the order in which the agent read them."""
     number, name = table["from_id"].is_valid(), table["from_name"].is_valid()
-    table = table.append_column(_KIND, pc.if_else(name, 2, pc.if_else(number, 1, 0)))  # the user comes first
+    # The user has no id, so messages from the user come first.
+    table = table.append_column(_KIND, pc.if_else(name, 2, pc.if_else(number, 1, 0)))
     return table.sort_by([(key, "ascending") for key in _CANONICAL]).drop_columns([_KIND])

@@ -41,8 +41,8 @@ def count(view: View, *, by: str | Collection[str] = "fate", **fields: Any) -> p
 class CountSample(NamedTuple):
     """The result of `sample`.
 
-    `counts` is a table as from `count`. `reached` is the position of the log's last row at that time, and `share` the
-    fraction of the wanted rows up to it that was counted.
+    `counts` is a table as from `count`. `reached` is the position of the log's last row at the time of the call, and
+    `share` the fraction that was counted of the wanted rows up to this position.
     """
 
     counts: pa.Table
@@ -80,7 +80,7 @@ def counts(
     """Count the rows that match the filters, by each of several sets of columns, in one pass.
 
     Args:
-        derive: A function that adds columns which are not stored, computed from the others, to some rows.
+        derive: A function that takes a table of rows and adds computed columns, such as the hour of `sent_at`.
     """
     keys = [stored(grouping) for grouping in groupings]
     columns = dict.fromkeys(name if name in SCHEMA.names else "sent_at" for grouping in keys for name in grouping)
@@ -138,7 +138,7 @@ def stats(view: View, **fields: Any) -> dict[str, Any]:  # noqa: ANN401 - see Fi
     """Return statistics of the matching rows, in JSON's types, with times in unix seconds.
 
     rows, first and last (sent_at; None if there are no rows), fates, rules ({rule: {fate: rows}}), writers and readers
-    (numbers of distinct ids), busiest_writers and busiest_readers ([id, rows]; the id None is the user), traffic
+    (numbers of distinct ids), busiest_writers and busiest_readers ([id, rows]; None: the user outside), traffic
     (start, width_s, and the rows in each interval by fate), groups (the number of rows delivered `from` each messager
     `to` each mailbox), segments and bytes (of the files), live (the number of rows that are not in a file yet).
     """

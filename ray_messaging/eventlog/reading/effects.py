@@ -110,7 +110,7 @@ class _Reach:
         self._since: dict[str, NDArray[np.int64]] = {form: np.zeros(0, np.int64) for form in _KINDS}
 
     def moved(self, rows: pa.Table) -> pa.Table:
-        """Return those rows whose sender the message could have influenced before it sent them.
+        """Return those rows whose sender the message could have influenced before the sender sent them.
 
         Messages that were not sent by an agent in a step are left out.
         """

@@ -69,8 +69,8 @@ class Expansion:
 
         Each yielded table has about PIECE_PAIRS rows.
 
-        Args: `part` must have the columns NEEDED. Its rows must match all fields of the query, except those about the
-        recipient.
+        Args: `part` must have the columns NEEDED. The caller has chosen its rows by all fields of the query, except
+        those about the recipient, which are applied here.
 
         Raises: LogError if the hearers of a broadcast are not known.
         """

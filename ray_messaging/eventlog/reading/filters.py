@@ -31,7 +31,9 @@ _MOMENT = pa.timestamp("us", "UTC")
 
 
 class Fields(TypedDict, total=False):
-    """Fields of a query. The value None selects rows that lack a value: from_id=None selects messages from the user.
+    """Fields of a query. The value None selects rows that lack a value.
+
+    For example, from_id=None selects the messages from the user, the person outside the simulation.
 
     from_id, to_id, agent (sender or recipient), channel, subtopic, fate, rule, message_id, in_reply_to (the id of the
     question), step (of sending) and step_read take a value or a collection of values; a step may also be a range or a
@@ -163,7 +165,8 @@ def check_span(name: str, value: range | slice) -> tuple[int, int]:
 def parse_steps(text: str, named: str, field: str) -> int | slice:
     """Return the step or the range of steps that a text such as `5` or `5:10` means.
 
-    Args: For errors, `field` is the field of the query, and `named` the name by which the user knows it.
+    Args: `field` is the query's field, and `named` the name that an error's text gives to it, such as an option's name.
+
     Raises: InvalidQuery if the text cannot be read.
     """
     try:

@@ -161,7 +161,7 @@ def _write(
 
 
 def pages(source: LogSource, fields: dict[str, Any], size: int = PAGE) -> Iterator[pa.Table]:
-    """Yield the result of `query` page by page, up to the row that is the last one when this begins.
+    """Yield the result of `query` page by page, up to the row that is the log's last one when the iteration begins.
 
     At least one page is yielded, which may be empty.
     """

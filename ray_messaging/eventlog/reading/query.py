@@ -81,7 +81,7 @@ def conversation(
     text: bool = False,
     **fields: Any,  # noqa: ANN401
 ) -> pa.Table:
-    """Return the messages between two agents, in both directions, by time; None stands for the user."""
+    """Return the messages between two agents, in both directions, by time; None stands for the user outside."""
     for name in ("from_id", "to_id", "agent"):
         if name in fields:
             raise invalid(
@@ -205,7 +205,7 @@ def recent(view: View, *, limit: int, width: int, **fields: Any) -> pa.Table:  #
 def _backwards(view: View, after: int | None) -> Iterator[tuple[View, int | None]]:
     """Yield views of parts of the log, from the last to the first: the rows that are in no file yet, then each file.
 
-    Each comes with a position: only its rows after this position are wanted (None: all of its rows).
+    Each view comes with a position: only the view's rows after this position are wanted (None: all of its rows).
     """
     closed = view.closed - 1
     if view.live:
@@ -256,7 +256,7 @@ def _first(view: View, message_id: str, *, text: bool) -> pa.Table:
 def messages(view: View, message_ids: Collection[str], *, text: bool) -> pa.Table:
     """Return the rows of some messages.
 
-    An id most often begins with the number of a step, so the rows of these steps are searched first.
+    Most ids begin with the number of the step in which the message was sent, so these steps are searched first.
     """
     steps = {step for each in message_ids if (step := each.partition("-")[0]).isdecimal() and len(step) <= _MOST_DIGITS}
     names = stored(COLUMNS)
@@ -270,5 +270,5 @@ def messages(view: View, message_ids: Collection[str], *, text: bool) -> pa.Tabl
 
 def _questions(generation: pa.Table) -> set[str]:
     """Return the ids of those messages that expect answers."""
-    # In a row that expects no answer, the value is null.
+    # `expects_answer` is null in the rows of other messages, and the filter drops these rows.
     return set(generation.filter(generation["expects_answer"])["message_id"].to_pylist())

@@ -127,7 +127,7 @@ def has_names(view: View, filters: Filters) -> bool:
 
 
 def schemas(view: View, filters: Filters) -> Iterator[pa.Schema]:
-    """Yield the schemas of the files, and of the tables that are in no file yet, which may have matching rows."""
+    """Yield the schemas of those files, and of those tables of rows in no file yet, that may have matching rows."""
     return (dataset.schema for dataset in datasets(view, filters))
 
 

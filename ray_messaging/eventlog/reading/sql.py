@@ -161,7 +161,7 @@ def _messages(view: View) -> tuple[ds.Dataset, list[str]]:
     if has_names(view, Filters()):
         columns |= {f"{end}_id": f"coalesce({end}_name, {end}_id::varchar)" for end in ("from", "to")}
     heads = [head for part in parts for head in channel_head(part.schema).values()]
-    if heads:  # all heads are equal, because the files belong to one experiment
+    if heads:  # these beginnings of channels are all equal, because the files belong to one experiment
         head = heads[0].replace("'", "''")
         columns["channel"] = f"coalesce(channel, '{head}' || coalesce(to_name, to_id::varchar) || ':' || subtopic)"
     columns |= {plain: f"coalesce({', '.join(map(_quoted, several))})" for plain, several in names.items()}

@@ -40,7 +40,8 @@ _COLUMNS = [*_OF_MESSAGES, *_OF_BROADCASTS, "fate", "rule", "labels", "in_reply_
 def digest(view: View, *, step: int) -> bytes:
     """Return a hash of the messages of one step.
 
-    For a step that has not ended for all groups, return the hash of a step without messages.
+    Before the step has ended for all groups, the log can have only the step's messages from outside, so the hash is not
+    final.
     """
     _, sums = _sums(view, step=step)
     return step_digest([sums[step]])
@@ -238,7 +239,7 @@ _Message = tuple[str, AgentId | None] | None  # the id and the recipient of a me
 def _of_groups(part: pa.Table, before: _Message) -> pa.Table:
     """Return the first row of each message that a group sent.
 
-    A message may have several rows. Rows of the message `before` are left out.
+    A message may have several rows. Rows of `before`, the last message of the part before, are left out.
     """
     own = part.filter(pa.array(part["ordinal"].to_numpy() < FIRST_OUTSIDE))
     keys = [before, *_messages(own)]

@@ -43,8 +43,8 @@ def numbered_texts(head: str, numbers: NDArray[np.int64], tail: str = "") -> pa.
 def _of_width(width: int, head: bytes, numbers: NDArray[np.int64], tail: bytes) -> pa.StringArray:
     """Return the texts of numbers that all have `width` digits."""
     rows, line = len(numbers), len(head) + width + len(tail)
-    # The memory is Arrow's, which is reused for later texts. numpy's would be mapped anew each time, which would take
-    # half of the total time.
+    # The memory comes from Arrow's allocator, which reuses it for later texts. numpy would map new memory each time,
+    # which would take half of the total time.
     data, ends = pa.allocate_buffer(rows * line), pa.allocate_buffer((rows + 1) * 4)
     np.ndarray((rows,), f"V{line}", data)[:] = np.void(head + bytes(width) + tail)
     at = len(head) + width

@@ -47,8 +47,8 @@ NOTHING = DecodedEntry(None, 0)
 def decode_entry(item: LogItem, hearers_of: HearersOf = lambda _: None) -> DecodedEntry:
     """Decode an entry that contains a frame.
 
-    Messages of a step are left out, because the log reads them from the step itself. Messages of a mailbox are left out
-    if the log stream has a note about them, which is logged instead.
+    Messages of a step are left out, because the log reads them from the step's boxes (see `step_rows`). Messages of a
+    mailbox are left out if the log stream has a note about them, which is logged instead.
 
     Args: `hearers_of` is a function that returns the hearers of a batch's rows, or None if the rows are not broadcasts.
 

@@ -250,9 +250,9 @@ class FrameHearers:
         return None
 
     def unamended(self, batch: Batch, amendments: Sequence[Batch]) -> Batch | None:
-        """Return the broadcasts of a batch to those hearers for whom no rule for whole steps blocked or changed them.
+        """Return the broadcasts of a batch without the hearers for whom a rule for whole steps blocked or changed them.
 
-        None: there are no such broadcasts.
+        Return None if no hearer is left.
 
         Args: `amendments` is what `amendments_of` returns for the batch.
         """

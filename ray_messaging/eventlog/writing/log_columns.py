@@ -43,7 +43,7 @@ _FEW_ROWS = 64
 
 
 class LoggedPart(NamedTuple):
-    """A part of the log: the rows of one stream entry that are to be logged. There is at least one.
+    """A part of the log: the rows of one stream entry that are to be logged, at least one row.
 
     `note` is the sender's record of which rows were blocked or rewritten, and why (None: there is none). `fates` has
     the fates of the rows.
@@ -125,7 +125,7 @@ def record_batch(exp_id: str, parts: Sequence[LoggedPart]) -> pa.RecordBatch:
 
 
 def _is_folded(part: LoggedPart) -> bool:
-    """Return whether each of these rows stands for several hearers of a broadcast."""
+    """Return whether each row of the part stands for several hearers of a broadcast."""
     return part.hearers is not None or part.batch.fold is not None
 
 

@@ -57,7 +57,7 @@ class OpenSegment:
         return self.rows >= rows or self.nbytes >= nbytes or self.rows * len(self._typed) >= CELLS
 
     def is_too_wide_for(self, batch: pa.RecordBatch | None) -> bool:
-        """Return whether these rows would give the file too many columns. Then it must be closed before they come."""
+        """Return whether the rows of `batch` would give the file too many columns, so that it must be closed first."""
         if batch is None or not self.rows:
             return False
         rows: int = self.rows + batch.num_rows

@@ -122,7 +122,7 @@ def _texts(blob: bytes, count: int) -> pa.LargeStringArray:
         return _readable(blob.split(b"\n")[:-1])
     ends = np.flatnonzero(np.frombuffer(blob, np.uint8) == _LINE_END)
     offsets = np.zeros(count + 1, np.int64)
-    # The text has no newlines: each offset is less than the line's end in the blob by the number of newlines before it.
+    # The newlines are removed below. So an offset is the line's end in the blob less the number of newlines before it.
     np.subtract(ends, places(count), out=offsets[1:])
     return pa.LargeStringArray.from_buffers(count, pa.py_buffer(offsets), pa.py_buffer(blob.replace(b"\n", b"")))
 

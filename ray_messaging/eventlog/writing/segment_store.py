@@ -173,9 +173,10 @@ class SegmentStore:
         return await self._under_lock(lambda: self._publish(staged), self.check_owner)
 
     async def _under_lock(self, work: Callable[[], T], first: Callable[[], Awaitable[None]] | None = None) -> T:
-        # A successor first fences this writer, and then lists the folder under the lock. So either the successor sees
-        # this file, or this writer sees that it is fenced. An object store has no lock. There the successor's segments
-        # have other names, because the names contain the writer's epoch.
+        # A successor first fences this writer: the server refuses the writer's calls from then on. Then the successor
+        # lists the folder under the lock. So either the successor sees this file, or this writer sees that it is
+        # fenced. An object store has no lock. There the successor's segments have other names, because the names
+        # contain the writer's epoch.
         async with self._publishing:
             with self._folder.lock() as mine:
                 if not mine:

@@ -88,7 +88,8 @@ class CheckpointWriter:
         """Choose the step after which data are copied next. The server begins no later step before the copy is made."""
         progress = await self._retry(self._store.progress)
         self._written = max(await asyncio.to_thread(self._folder.checkpoints), default=-1)
-        # A writer that died may have stopped the groups for a checkpoint that it did not write.
+        # An earlier writer may have stopped the groups after the latest step, and died before it wrote the checkpoint.
+        # So the latest step may be chosen too, unless its checkpoint has a file.
         done = progress.latest == progress.sealed <= self._written
         await self._hold(self._after(progress.latest if done else progress.latest - 1))
 

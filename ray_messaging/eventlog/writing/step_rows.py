@@ -57,8 +57,8 @@ HOLD = "event log"
 _START = "0-0"
 _FRAMES = 16  # the most frames that one read of a box returns
 _STEPS = 8  # the most steps whose boxes are listed by one call
-# Messages from outside may belong to up to this many later steps. A group that joins may accept messages for the step
-# after the next one.
+# Messages from outside may be for a step up to this many after the latest one. For example, a group that joins may
+# accept messages for the step after the next one.
 _AHEAD = 3
 _TEXT_BYTES = 2**30
 

@@ -1,4 +1,4 @@
-"""The positions up to which the log has read the server's streams, the choice of the next read, and waiting tasks."""
+"""How far the log has read the server's streams, what it reads next, and the tasks that wait for rows in the log."""
 
 import asyncio
 from collections import deque
@@ -44,7 +44,8 @@ class StreamCursors:
 
     def __init__(self) -> None:
         self.cursors: dict[str, str] = {}
-        # For each stream, the entry after its cursor, and the number of rows of that entry that are in the log.
+        # For each stream whose entry after the cursor is only partly in the log: this entry, and how many of its rows
+        # the log has.
         self.begun: dict[str, tuple[str, int]] = {}
         # For each stream, the numbers of messages and bytes that earlier writers have read.
         self.taken_before: dict[str, tuple[int, int]] = {}

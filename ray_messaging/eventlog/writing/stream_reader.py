@@ -93,7 +93,7 @@ class StreamReader:
     async def _bury(self) -> None:
         """Move unreadable entries of the log stream to the dead letters.
 
-        Entries of a mailbox are left to the mailbox's reader.
+        Unreadable entries of a mailbox are left to the group or messager that reads the mailbox.
         """
         refused, self._refused = self._refused, []
         for item, why in refused:

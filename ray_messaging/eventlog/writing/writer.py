@@ -181,7 +181,7 @@ class LogWriter:
         return self._open.first_row + self._open.rows
 
     def snapshot(self) -> tuple[list[Segment], list[pa.Table], int]:
-        """Return all rows of the log: the closed files, tables of later rows, and the number of rows in these files."""
+        """Return all rows of the log: closed files, tables of later rows, and how many rows the closed files have."""
         tables = [each.table() for each in self._unstored if each.rows]
         return [*self._segments.closed], tables, self._unstored[0].first_row
 

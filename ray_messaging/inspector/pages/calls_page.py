@@ -128,7 +128,7 @@ def _some(count: int, named: Sequence[str]) -> str:
 
 
 def _sums(column: ui.column, found: Sequence[CallSums], *, linked: bool = False) -> None:
-    """Draw a table with the calls through `me.remember` of agents, models or steps: numbers, tokens, cost and seconds.
+    """Draw a table with the calls through `me.remember` of agents or models: numbers, tokens, cost and seconds.
 
     Args: with `linked`, the names are links to the pages of agents.
     """

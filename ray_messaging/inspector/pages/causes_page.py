@@ -69,7 +69,9 @@ class CausesPage:
 
 
 def _fork_without(log_dir: str | None, row: Row) -> str:
-    """Return a text with the shell command that forks the run at a message's step, with a rule that blocks it.
+    """Return a text with the shell command that forks the run at a message's step, with a rule against the message.
+
+    The rule blocks all messages from this sender to this recipient.
 
     Return "" if such a fork is impossible, such as for a message outside of steps.
     """

@@ -162,8 +162,8 @@ def over_steps(runs: Sequence[Series], kinds: Sequence[str], step: int) -> Optio
 
     Args:
         runs: The values of each run.
-        kinds: The names of the lines that have the same colours as on the map.
-        step: The step that the map shows.
+        kinds: The names of the lines that have the same colours as on the map of the agents (`society_map`).
+        step: The step that this map shows.
     """
     steps = sorted({each for run in runs for each in run.steps})
     options = _over([f"step {each:,}" for each in steps], [])

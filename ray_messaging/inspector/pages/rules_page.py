@@ -37,7 +37,7 @@ class RuleForm:
 
     @property
     def spec(self) -> str:
-        """Return the text of the rule that the reader has typed."""
+        """Return the text of the rule that was typed into the form."""
         return self._spec.value or ""
 
     def tell(self, steps: StepFacts | None) -> None:

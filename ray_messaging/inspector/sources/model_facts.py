@@ -71,8 +71,8 @@ def _setting(parameter: str, default: Any, hint: Any) -> ModelParameter:  # noqa
         return ModelParameter(parameter, default)
     if not isinstance(default, int | float):
         raise ConfigError(
-            f"the default of parameter {parameter!r} is {default!r:.60}: a page can set numbers, bools, and choices "
-            'such as Literal["none", "one"]'
+            f"the default of parameter {parameter!r} is {default!r:.60}, but the model's page in the browser can set "
+            'only numbers, bools, and choices such as Literal["none", "one"]'
         )
     notes = get_args(hint)[1:] if get_origin(hint) is Annotated else ()
     bounds = next((each for each in notes if _is_pair(each)), None)

@@ -13,7 +13,7 @@ class TooFewReplicasError(RedisConnectionError):
     """Too few replicas have confirmed a call in time, so its effect may be lost in a failover."""
 
     def __init__(self, replicas: int, wanted: int, within_s: float) -> None:
-        super().__init__(f"{replicas} of {wanted} replicas confirmed it within {within_s:g} s")
+        super().__init__(f"{replicas} of {wanted} replicas confirmed the call within {within_s:g} s")
         self.replicas = replicas
         self.wanted = wanted
 

@@ -112,7 +112,10 @@ def test_parameters_come_from_defaults_and_types():
     ("function", "why"),
     [
         (lambda chance: {}, "the parameter 'chance' of the function '<lambda>' has no default"),
-        (lambda name="ann": {}, "the default of parameter 'name' is 'ann': a page can set numbers, bools, and choices"),
+        (
+            lambda name="ann": {},
+            "the default of parameter 'name' is 'ann', but the model's page in the browser can set only",
+        ),
         (lambda: 3, "<lambda> returned 3: it must return the arguments of ray_messaging.run as a dict"),
         (lambda: {"model": person}, "'agents' is missing: return"),
         (lambda: {"model": person, "agents": 3, "log_dir": "x"}, "the argument 'log_dir' is unknown"),

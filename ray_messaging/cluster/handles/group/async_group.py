@@ -643,7 +643,7 @@ class AsyncGroup(StampedHandle):
     async def agents(self) -> list[AgentId]:
         """Return the agents of this group."""
         agents: IdColumn = await self._insist(self.actor.agents.remote)
-        # The user, None, is never an agent of a group.
+        # None stands for the user, a person outside, who is never an agent of a group.
         return [agent_id for agent_id in agents.tolist() if agent_id is not None]
 
     async def stats(self) -> dict[str, Any]:
@@ -734,7 +734,7 @@ class GroupService:
         if waits_for_failure(question):
             await self._group.reply_to([question], failure.payload, failed=True)
 
-    async def end(self, left: Sequence[Message], ended: str) -> None:  # noqa: ARG002 - a Service's
+    async def end(self, left: Sequence[Message], ended: str) -> None:  # noqa: ARG002 - the protocol Service has it
         """End the service. Messages that are not handled are delivered to the next fetch at once.
 
         Args: `ended` says why the service has ended, for those whose questions get no answer ("": do not record this).
