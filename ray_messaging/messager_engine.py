@@ -53,9 +53,9 @@ _LEAVE_S = 2.0  # the longest wait for the server when `close` deletes the sende
 class Engine:
     """What a messager consists of: a transport, an accumulator of sends, a subscription, and a local log.
 
-    With a `name` the mailbox outlives this process. Without a name the mailbox is removed when the engine closes. With
-    `user_is_explicit` a from_id of None always means the user. Without it, None may also mean that the caller left
-    from_id out, so None is refused if only the hosted agents may send.
+    With a `name` the mailbox outlives this process. Without a name the mailbox is removed when the engine closes. A
+    from_id of None stands for the user, who is outside of the simulation. Without `user_is_explicit`, None may also
+    mean that the caller left from_id out, so None is then refused if only the hosted agents may send.
     """
 
     def __init__(
@@ -141,7 +141,7 @@ class Engine:
     async def _end_with_loop(self) -> None:
         """Close this engine when its event loop ends.
 
-        The loop has cancelled the engine's tasks, so later calls in another loop would never return.
+        The loop has cancelled the engine's tasks. If the engine stayed open, calls in another loop would never return.
         """
         if self.closed:
             return
@@ -195,7 +195,7 @@ class Engine:
                 last_first.push_async_callback(accumulator.close)
 
     async def _leave(self) -> None:
-        """Delete this sender's state on the server, unless its named mailbox waits for a successor."""
+        """Delete this sender's state on the server, unless its mailbox stays for a later messager of its name."""
         waits = self.named and (self._listened or self.name in self.directory.records)
         if not self.frame_sender.epoch or waits:
             return
@@ -407,9 +407,9 @@ class Engine:
         return sending if self.subscription is None else [*sending, *self.subscription.loops()]
 
     def stats(self) -> dict[str, Any]:
-        """Return counters of sending and receiving, by name, and how verdicts are asked for, as "interceptor".
+        """Return a dict of counters of sending and receiving.
 
-        The messager's name is also in the dict, as "name".
+        Its item "name" is the messager's name, and its item "interceptor" says how this engine asks for verdicts.
         """
         accumulator, subscription = self.accumulator, self.subscription
         verdict_client = None if accumulator is None else accumulator.send_loop.verdict_client

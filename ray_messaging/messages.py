@@ -23,7 +23,7 @@ T = TypeVar("T")
 
 
 class Slice(NamedTuple):
-    """The messages of one frame in the rows from `low` to before `high`.
+    """Adjacent messages of one batch: its rows from `low` to before `high`.
 
     `pattern` is the subscribed pattern that the messages' channels matched, or None.
     """
@@ -38,7 +38,7 @@ _IDS = ("step", "from_id", "to_id")
 
 
 def slice_of(message: Message) -> Slice:
-    """Return a `Slice`, some adjacent messages of a frame, that has only this message."""
+    """Return the `Slice` that has only this message."""
     return Slice(message._batch, message._row, message._row + 1, message._pattern)
 
 
@@ -55,7 +55,7 @@ class Messages(Sequence[Message]):
         self,
         exp_id: str,
         slices: Sequence[Slice],
-        more: bool = False,  # noqa: FBT001 - as unpickled
+        more: bool = False,  # noqa: FBT001 - `__reduce__` passes it by position
     ) -> None:
         self.exp_id = exp_id
         self.slices = slices if type(slices) is list else list(slices)

@@ -114,7 +114,7 @@ class Chat:
 
     def _forget_lines(self) -> None:
         self._lines: WeakKeyDictionary[asyncio.AbstractEventLoop, _Line] = WeakKeyDictionary()
-        # By event loop, the task that makes the loop's `_Line`.
+        # For each event loop whose `_Line` is being made, the task that makes it.
         self._opening: dict[asyncio.AbstractEventLoop, asyncio.Task[None]] = {}
 
     def call_content(self) -> object:
@@ -189,7 +189,7 @@ class Chat:
                     create = line.client.chat.completions.create
                     reply = await create(**self._request, messages=turns, extra_headers=headers)
                 answered = True
-            except Exception as error:  # noqa: BLE001 - every error is translated, or means that it is sent again
+            except Exception as error:  # noqa: BLE001 - each is translated, or the request is sent again
                 failure = self._failure(error)
                 answered = False if failure.is_limit else None
             finally:
@@ -398,7 +398,7 @@ def _strict(schema: Any) -> Any:  # noqa: ANN401 - a JSON schema, or a part of o
     if not isinstance(schema, dict):
         return schema
     found = {
-        # The keys below these two are names of the user's fields, and one of them may be `default`.
+        # In "properties" and "$defs", the keys are names that a user chose, and one of them may be `default`.
         name: {each: _strict(of) for each, of in part.items()} if name in {"properties", "$defs"} else _strict(part)
         for name, part in schema.items()
         if name != "default"

@@ -40,7 +40,7 @@ class Addresses(NamedTuple):
 class Outcome:
     """The fates of one batch: `codes` has a byte for each row, an index into FATES, or UNKNOWN if it has no fate yet.
 
-    If `pairs` is given, each row is a broadcast, and `pairs` counts, by fate, the pairs of the broadcast and a hearer.
+    If `pairs` is given, each row is a broadcast, and `pairs` counts the hearers of each broadcast by fate.
     """
 
     __slots__ = (
@@ -61,9 +61,10 @@ class Outcome:
         self.sender = batch.sender
         self.epoch = batch.epoch
         self.first = batch.first
-        # These are copies, because a view would keep the whole frame, with its payloads, as long as a receipt lives.
+        # `numbers` and `sent_at` are copied, because a view would keep the whole frame, with its payloads, as long as a
+        # receipt lives.
         self.numbers = None if batch.numbers is None else batch.numbers.copy()
-        # The receipts of a step live until it is committed, so these may be views.
+        # The receipts of a step live only until the step is committed, so `_in_step` may have views.
         ordinal = None if batch.extension is None else batch.ordinal
         self._in_step = None if ordinal is None else (batch.step, ordinal, batch.from_ids)
         self.sent_at = batch.sent_at if isinstance(batch.sent_at, float) else batch.sent_at.copy()
@@ -139,8 +140,8 @@ class Outcome:
         return (Receipt if self.codes[row] in _SENT else _Unsent)(self, row)
 
 
-# This is a Struct, because C code builds one in a third of the time of an ordinary class. A receipt is never part of a
-# reference cycle, so gc=False is safe.
+# `Receipt` is a msgspec.Struct, because C code builds one in a third of the time that an ordinary object takes. A
+# receipt is never part of a reference cycle, so gc=False is safe.
 class Receipt(msgspec.Struct, eq=False, gc=False):
     """The result of sending one message to one recipient: what became of the message, and why.
 

@@ -1,4 +1,4 @@
-"""Sets of agents and of channels as int64 columns, so that a million agents need no Python object for each."""
+"""Sets of agents and of channels, stored as int64 columns: a million agents do not need a million Python objects."""
 
 from collections import Counter
 from collections.abc import Collection, ItemsView, Iterable, Iterator, Mapping, Set

@@ -36,7 +36,7 @@ class Aggregate:
         self.name = name
         self.of = of
         self.living = living
-        self.among: AgentSet | None = None  # the agents to which `Of`, see `collect`, restricts this; None: all agents
+        self.among: AgentSet | None = None  # the agents to which an `Of` restricts this aggregate; None: all agents
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.name!r})"
@@ -265,7 +265,8 @@ class Count(Aggregate):
         if counted is not None:
             listed = [value for value, counts in zip(listed, counted.tolist(), strict=True) if counts]
         # The server refuses groups that report different kinds. With `Of`, which restricts the aggregate to some
-        # agents, a group without these agents does not know the type of the values. Then the kind does not name it.
+        # agents, a group without these agents does not know the type of the values. So with `Of` the kind does not name
+        # the type.
         return self.kind if self.among is not None else f"{self.kind} of {kind}", [*Counter(listed).items()]
 
     @staticmethod

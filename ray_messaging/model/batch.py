@@ -168,7 +168,7 @@ class Batch(msgspec.Struct, eq=False, kw_only=True):
         return self.topics[0 if self.topic is None else self.topic[row]]
 
     def labels_of(self, row: int) -> tuple[str, ...]:
-        """Return the labels of one message, sorted, because their order depends on the batch's other messages."""
+        """Return the labels of one message, sorted, because their order in the batch depends on its other messages."""
         return tuple(sorted(name for name, rows in self.labels.items() if row in rows)) if self.labels else ()
 
     def column(self, name: str) -> NDArray[Any]:

@@ -41,7 +41,7 @@ _WRAPPERS = staticmethod, classmethod
 _CODE = FunctionType, property, cached_property, *_WRAPPERS
 # Attributes of these types are added by Python: they stand for slots, and for `__dict__`.
 _NO_ATTRIBUTE = MemberDescriptorType, GetSetDescriptorType
-_ANNOTATIONS = "__annotate__", "__annotate_func__"  # functions of Python 3.14 for annotations, which do not count
+_ANNOTATIONS = "__annotate__", "__annotate_func__"  # Python 3.14 adds these functions for annotations
 _DIGEST_BYTES = 16
 _encode = msgspec.msgpack.Encoder().encode
 
@@ -208,8 +208,8 @@ class _Teller:
     def _made_by_library(self, function: FunctionType) -> list[Any]:
         """Convert a function that a library has made, such as a decorated function of the user.
 
-        The user's function that it wraps is included. Objects that belong to the decorator are left out, such as the
-        object that sets the pauses between the tries of a decorator that retries.
+        The user's function that it wraps is included. Objects that belong to the decorator are left out: for a
+        decorator that retries, such an object may set the pauses between the tries.
         """
         if (wrapped := getattr(function, "__wrapped__", None)) is None:
             return self._cells(function)
@@ -282,13 +282,13 @@ class _Teller:
             told += [msgspec.json.encode(schema(), order="deterministic"), *self._beside_schema(kind, place)]
             parts |= {name: part.wrapped for name, part in parts.items() if hasattr(part, "decorator_info")}
         else:
-            told += [self._default(each, place) for each in getattr(kind, "__struct_defaults__", ())]  # of msgspec
+            told += [self._default(each, place) for each in getattr(kind, "__struct_defaults__", ())]  # a Struct's
             return ["class", kind.__qualname__, told, self._members_of(kind, parts)]
         parts = {name: part for name, part in parts.items() if isinstance(part, _CODE)}
         return ["class", kind.__qualname__, told, self._members_of(kind, parts)]
 
     def _beside_schema(self, kind: Any, place: str) -> Iterator[list[Any]]:  # noqa: ANN401 - a pydantic model
-        """Yield what a pydantic model has, but its JSON schema has not: class variables, and functions of fields."""
+        """Yield what a pydantic model's JSON schema lacks: class variables, private attributes, functions of fields."""
         for name in sorted(kind.__class_vars__ & vars(kind).keys()):
             yield [name, self.told(vars(kind)[name], f"the function's '{kind.__qualname__}.{name}'")]
         for name, part in sorted(kind.__private_attributes__.items()):
@@ -337,7 +337,7 @@ class _Teller:
             return ["member", self.told(kind, place), value.name]
         if isinstance(value, re.Pattern):
             return ["pattern", value.pattern, value.flags]
-        # The value wraps a function, as functools.lru_cache does.
+        # The value is a wrapper of a function, such as functools.lru_cache makes.
         if isinstance(getattr(value, "__wrapped__", None), FunctionType) and (
             self._lenient or _is_of_library(kind.__module__)
         ):
@@ -363,7 +363,7 @@ class _Teller:
                 0
             ] != "builtins":
                 return ["client", told, str(url)]
-            if kind.__module__ == "dataclasses":  # a sign, such as the one that a field has a default_factory
+            if kind.__module__ == "dataclasses":  # such as its marker of a field with a default_factory
                 return told
             raise _untold(place, value)
         slots = [
@@ -389,8 +389,8 @@ class _Teller:
         try:
             parts = value.__reduce_ex__(2)
             _, args, state, items, pairs = [*parts, None, None, None][:5]
-            # If a class does not define its own pickling, `state` contains only the object's attributes. These are
-            # converted elsewhere.
+            # If a class does not define its own pickling, `state` contains only the object's attributes, which
+            # `_of_a_class` converts.
             own = all(getattr(kind, name) is getattr(object, name) for name in ("__reduce__", "__reduce_ex__"))
             inherited = [*args], None if own else state, [*(items or ())], [*(pairs or ())]
         except Exception:  # noqa: BLE001 - the class's own code may raise any error

@@ -76,7 +76,7 @@ class AgentAtCalls(NamedTuple):
 
     `waiting` of the `calls` wait for a limit, and the others are in flight. The first of these calls began `seconds`
     ago. `hears` is how many agents wait for this agent before they begin the next step (None: all agents do), and
-    `named` has some of them.
+    `named` has some of these waiting agents.
     """
 
     agent: AgentId

@@ -34,14 +34,14 @@ INT, STR, NONE = 0, 1, 2
 _value_at = Packer("<q").unpack_from
 
 
-# This is a msgspec Struct, because C code builds one faster than an ordinary object. Each batch has two, and a single
-# message is a batch.
+# `IdColumn` is a msgspec.Struct, which C code builds faster than an ordinary object. The time matters, because each
+# batch has two of these columns, and even a single message is a batch.
 class IdColumn(msgspec.Struct, eq=False):
     """A column of n ids: `values` int64 (n,), `kinds` uint8 (n,) or None if all ids are ints, and `strings`.
 
     `kinds` says what the id of each row is. INT: the id is the row's value. STR: the id is `strings[value]`. NONE: the
-    id is None, which is the user. The values are stored as an array, or as encoded bytes, from which the array is made
-    on first use. The bytes are int64, or int32 if `_small` is true.
+    id is None, which stands for the user, outside of the simulation. The values are stored as an array, or as encoded
+    bytes, from which the array is made on first use. The bytes are int64, or int32 if `_small` is true.
     """
 
     _values: NDArray[np.int64] | None
@@ -127,7 +127,7 @@ class IdColumn(msgspec.Struct, eq=False):
         values, kinds = self.values[rows], None if self.kinds is None else self.kinds[rows]
         if kinds is None or len(values) >= len(self.strings):
             return IdColumn(values, kinds, self.strings)
-        # The table of strs is written to each frame, so strs that no row uses are left out.
+        # All of `strings` is encoded with the column, so strs that no row uses are left out.
         named = kinds == STR
         used, places = np.unique(values[named], return_inverse=True)
         values = values.copy()
@@ -179,11 +179,11 @@ def _read_only(values: NDArray[Any]) -> NDArray[Any]:
     return values
 
 
-# If a column has more than this many lines per row, `_distinct` sorts the lines of the rows. Otherwise it marks them in
-# an array of all lines, which is then faster.
+# If there are more than this many lines per row, `_distinct` sorts the line numbers of the rows. Otherwise it marks
+# these lines in an array that has an item for each line, which is then faster.
 _SPARSE = 8
-# If the size of a blob is between these two, numpy counts line ends, because it is faster than Python. It needs as much
-# additional memory as the blob has.
+# If the size of a blob in bytes is between these two, numpy counts its newlines: for a smaller blob `bytes.count` is
+# faster, and for a larger one numpy would need too much memory, once more the size of the blob.
 _FEW, _MANY = 2**14, 2**26
 # Encoders raise these errors for a value that they refuse.
 _REFUSALS = (TypeError, ValueError, OverflowError, RecursionError, UnicodeError, msgspec.MsgspecError)
@@ -271,7 +271,8 @@ def too_large(size: int, limit: int) -> PayloadTooLarge:
 class PayloadColumn(msgspec.Struct, eq=False):
     """The JSON payloads of a batch.
 
-    There are `count` lines. `index`, uint32, has the line of each row; if it is None, row i has line i.
+    There are `count` lines, each of which is one encoded payload. Rows may share a line. `index`, uint32, has the
+    number of the line of each row; if it is None, row i has line i.
 
     The lines are stored as one blob, in which each line ends with a newline, or as a list of lines without newlines.
     The blob is made from the list, or the list from the blob, on first use.
@@ -327,7 +328,7 @@ class PayloadColumn(msgspec.Struct, eq=False):
                 doubtful = text is None or (may_have_null(blob) and not all_finite(payloads))
             except _REFUSALS:
                 doubtful = True
-            if not doubtful:  # otherwise the code below raises an error that names the row
+            if not doubtful:  # otherwise the code below encodes row by row, and an error names the row
                 made = cls(blob, len(payloads))
                 if _count(blob, 0) != len(payloads):
                     raise InvalidPayload(_NEWLINE)
@@ -338,7 +339,10 @@ class PayloadColumn(msgspec.Struct, eq=False):
 
     @property
     def small(self) -> bool:
-        """Return whether all rows are known to be small: False, because only typed columns know this."""
+        """Return whether all rows are known to be small, so that a batch may have more of them.
+
+        This is False, because only the rows of typed columns are known to be small.
+        """
         return False
 
     @property

@@ -59,7 +59,8 @@ def encode_exactly(value: object, place: str) -> bytes:
 
     Raises: InvalidPayload if a part of the value cannot be encoded exactly.
     """
-    # If this fails, the code below finds the part of the value that cannot be encoded.
+    # Mostly msgpack alone can encode the value exactly. If not, `_whole` converts the value's parts, or raises an error
+    # that names the part at fault.
     with suppress(TypeError, ValueError, OverflowError, RecursionError):
         encoded = _encode(value)
         if _examined([value], {type(value)})[0]:
@@ -68,7 +69,7 @@ def encode_exactly(value: object, place: str) -> bytes:
 
 
 def encode_pairs_exactly(pairs: Mapping[Any, Any], place: str) -> bytes:
-    """Encode the items of a mapping as `encode_exactly` encodes a list of tuples, but faster."""
+    """Return the bytes that `encode_exactly` makes of the list of a mapping's (key, value) tuples, but faster."""
     keys, values = [*pairs], [*pairs.values()]
     # Values that msgpack alone cannot encode exactly are left to `encode_exactly`.
     with suppress(TypeError, ValueError, OverflowError, RecursionError):
@@ -151,8 +152,8 @@ def _examined(values: list[Any], kinds: set[type], *, may_loop: bool = False) ->
 def _parts(containers: list[Any], *, alone: bool) -> list[Any]:
     """Return the parts of dicts and lists, the `containers`. `alone` says that nothing else refers to them."""
     # `get_referents` is faster. It also returns the keys of dicts, but no key is a dict or a list, because these have
-    # no hash. In Python 3.13 it leaves out the contents of an object's `__dict__`. But the object refers to this dict,
-    # too, so that the dict is not alone.
+    # no hash. In Python 3.13 it leaves out the contents of an object's `__dict__`. But then the object also refers to
+    # that dict, so `alone` is False.
     if alone:
         return get_referents(*containers)
     return [*chain.from_iterable(chain(each, each.values()) if type(each) is dict else each for each in containers)]
@@ -323,7 +324,7 @@ _FORMS: dict[type, _ExtensionType] = {
     frozenset: _ExtensionType(3, list, frozenset),
     dict: _ExtensionType(
         4, lambda found: [*chain.from_iterable(found.items())], _pairs
-    ),  # a dict whose keys are not all strs
+    ),  # a dict with a key that msgpack alone cannot encode exactly
     int: _ExtensionType(
         5,
         lambda found: found.to_bytes(found.bit_length() // 8 + 1, signed=True),

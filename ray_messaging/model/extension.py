@@ -142,7 +142,10 @@ class Extension(msgspec.Struct, eq=False, kw_only=True):
         )
 
     def outside_of(self, rows: NDArray[np.intp]) -> AskedOutside:
-        """Return the questions from outside of the steps that some rows are or answer, by position in `rows`."""
+        """Return the questions from outside of the steps, by position in `rows`.
+
+        They are the questions that stand in these rows, and those that messages in these rows answer.
+        """
         return _rows_of(self.asked_outside, rows)
 
     @property

@@ -17,7 +17,7 @@ class Fate(NamedTuple):
     meaning: str = ""
     colour: str = "#8b93a1"
     terminal: str = ""  # the colour in a terminal
-    sent: bool = False  # whether some receiver has the message; its receipt is true if so
+    sent: bool = False  # whether some receiver has the message; if so, the message's receipt is true
     stored: bool = False  # whether a mailbox has the message, so that it can be read and answered
     reason: str = ""  # why no receiver has the message; a reason from a rule or a receipt takes precedence
 

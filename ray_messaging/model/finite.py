@@ -12,7 +12,8 @@ import numpy as np
 from ray_messaging.compat.msg import Msg
 
 NULL = b"null"  # JSON without this text has lost no number, because NaN becomes null
-# A search for this int comes first: `in` with bytes internally raises and catches an error, which takes time.
+# A quick search for this byte comes before a search for NULL. It is an int, because `in` with bytes internally raises
+# and catches an error, which takes time.
 MAYBE_NULL = ord("u")
 _NULL_WORD = int.from_bytes(NULL, "little")
 _MANY = 2**12  # from this size in bytes on, a search by numpy is faster

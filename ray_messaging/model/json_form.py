@@ -28,11 +28,11 @@ _EXACT_NUMBERS = frozenset((int, bool))
 _LARGE = 2**64
 INT_DIGITS = 4299  # readers refuse an int with more digits than this, although encoders write it
 _TOO_LONG = 10**INT_DIGITS
-# A single plain payload is checked and encoded in one call, `orjson.dumps(payload, None, PLAIN)`. The bytes are the
-# same as those of `encode_dict`, which encodes payloads that are sent together. There are three exceptions, which the
-# caller must look for: null, which may have been NaN; large numbers, which become 1e+16 instead of 1e16; and newlines
-# in an orjson.Fragment. One difference remains. If the class of an Enum overrides `value`, orjson encodes what that
-# returns.
+# A single plain payload (see `plain_text`) is checked and encoded in one call, `orjson.dumps(payload, None, PLAIN)`.
+# The bytes are the same as those of `encode_dict`, which encodes payloads that are sent together. There are three
+# exceptions, which the caller must look for: null, which may have been NaN; large numbers, which become 1e+16 instead
+# of 1e16; and newlines in an orjson.Fragment. A fourth one is accepted: if the class of an Enum overrides `value`,
+# orjson encodes what the override returns, and `encode_dict` the value that the Enum stores.
 PLAIN = orjson.OPT_PASSTHROUGH_SUBCLASS | orjson.OPT_PASSTHROUGH_DATETIME | orjson.OPT_PASSTHROUGH_DATACLASS
 LARGE, MAYBE_LARGE, LINE_END = b"e+", ord("+"), ord("\n")
 _BETWEEN = b"},{"  # stands between two payloads in a list
@@ -84,7 +84,7 @@ def plain_lines(text: bytes, payloads: Sequence[object]) -> bytes | None:
     payload may look like a comma between payloads, such as in a list of dicts, or if `encode_lines` may make other
     bytes (see `PLAIN`). The caller must look for null.
     """
-    # Payloads are mostly alike. If the first one contains this text, the others do too, and the commas are ambiguous.
+    # Payloads are mostly alike. If the first one contains `},{`, the others do too, and the commas are ambiguous.
     if len(text) < _MANY or encode_dict(payloads[0]).find(_BETWEEN) >= 0:
         return None
     if (MAYBE_LARGE in text and text.find(LARGE) >= 0) or LINE_END in text:
@@ -249,7 +249,7 @@ def _has_set(value: Any) -> bool:  # noqa: ANN401 - any part of an object
     return isinstance(value, set | frozenset) and len(value) > 1
 
 
-def _leaf(value: Any, place: Place) -> Any:  # noqa: ANN401 - any part of a payload without parts
+def _leaf(value: Any, place: Place) -> Any:  # noqa: ANN401 - any part that has no parts itself
     if isinstance(value, datetime | time):
         if value != value:  # only NaT, pandas' missing time, differs from itself
             raise _missing_time(place, "is")

@@ -37,7 +37,7 @@ _KNOWN = {
     *_IGNORED, *chain.from_iterable(BOUNDS.values()), "$ref", "allOf", "anyOf", "oneOf", "const", "enum", "type",
     "properties", "required", "additionalProperties", "items", "prefixItems",
 }  # fmt: skip
-# A format in a JSON Schema is ambiguous. These formats mean what the Python type accepts.
+# JSON Schema leaves open which texts have a format. Here these are the texts that the format's Python type accepts.
 FORMATS: dict[str, Any] = {
     "date-time": datetime, "date": date, "time": time, "duration": timedelta, "uuid": UUID, "decimal": Decimal
 }  # fmt: skip

@@ -60,7 +60,7 @@ class MessageIdColumn(msgspec.Struct, eq=False):
         numbers, places = self.numbers[rows], None if self.places is None else self.places[rows]
         if places is None or len(rows) >= len(self.texts):
             return MessageIdColumn(numbers, self.texts, places)
-        # All texts are written to a frame, so texts that no row uses are left out.
+        # All `texts` are encoded with the column, so texts that no row uses are left out.
         used, among = np.unique(places, return_inverse=True)
         texts = tuple(self.texts[place] for place in used) or ("",)
         return MessageIdColumn(numbers, texts, among.astype(np.uint32))

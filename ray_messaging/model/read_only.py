@@ -1,4 +1,7 @@
-"""What a model gets and cannot change, because a run keeps only the state: a dict, and attributes of objects."""
+"""A dict, and objects, that a run passes to a model, and that the model cannot change.
+
+A run keeps only the agents' states from step to step, so a change of anything else would be lost.
+"""
 
 from collections.abc import Collection
 from typing import TYPE_CHECKING, Any, ClassVar, NoReturn
@@ -33,7 +36,7 @@ class ReadOnlyAttributes:
     _put = object.__setattr__  # sets any attribute
 
     def __setstate__(self, state: tuple[None, dict[str, object]]) -> None:
-        """Set the attributes of a copy, as `copy.copy` asks for it."""
+        """Set the attributes of a copy. `copy.copy` calls this method."""
         for name, value in state[1].items():
             self._put(name, value)
 

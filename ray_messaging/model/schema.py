@@ -78,8 +78,8 @@ class Schema:
     def _check_of(self, name: str, kind: ColumnType) -> tuple[str, Any]:
         """Compare a column's type with the schema.
 
-        Returns: the reason why no value can fit ("": some may), and the type that must check each value (None: all
-        values fit).
+        Returns: the reason why no value can fit ("": some may), and the type to which each value must be converted as a
+        check (None: the values need no check).
         """
         types, node = self._types, self._properties.get(name, self._others)
         if node is False:

@@ -1,1 +1,1 @@
-"""Receiving: frames are read from a mailbox, from its durable cursor on, put into a buffer, fetched and committed."""
+"""Receiving: frames are read from a mailbox, after the committed ones, put into a buffer, fetched and committed."""

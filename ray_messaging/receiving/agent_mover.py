@@ -6,7 +6,8 @@ One call to the server changes the records of both mailboxes in the directory, o
   fetched. Once the messages that were fetched for the agents are committed, the call writes the messages that still
   wait for the agents into the other mailbox. The move is valid immediately.
 - In steps, any process can move agents. The move is valid from the first step that no group has opened. Messages stay
-  in their boxes, and the new group reads them there (see `steps/box_frames.py`).
+  in the boxes, each of which has the messages that a mailbox reads in one step. The new group reads them there (see
+  `steps/box_frames.py`).
 """
 
 import asyncio

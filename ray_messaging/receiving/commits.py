@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 # The most acknowledged ranges after the cursor. There is a limit, because each commit contains all of them.
 MOST_RANGES = 10_000
-_TRIMMED = 64  # how many entries of `_parts` before the cursor are kept until they are deleted together
+_TRIMMED = 64  # items of `_parts` before the cursor are deleted only when there are more than this many
 
 
 class EntryRows(msgspec.Struct, gc=False):
@@ -123,7 +123,7 @@ class InFlight:
         if not whole:
             nbytes = 0
         self._nbytes += nbytes
-        # None if the rows are the first of an entry
+        # The last item, which these rows may continue; None if they are the first rows of an entry.
         part = self._parts[-1] if (low or not high) and self._parts else None
         # Frames without rows need no acknowledgement. If many of them follow an unacknowledged row, they become one
         # item.
@@ -367,7 +367,7 @@ class Commits:
     def conclusion(
         self, state: bytes | None = None, *, fetched: bool = True, state_changed: bool = False
     ) -> Conclusion:
-        """Return the mailbox's cursor, acknowledged ranges and new state, as the server does not have them yet.
+        """Return what the server shall write about the mailbox: its cursor, acknowledged ranges and new state.
 
         Args: `fetched` is False for a transaction that has fetched nothing, and so does not move the cursor. With
         `state_changed` the mailbox's state becomes `state`.

@@ -350,7 +350,7 @@ class DeliveryLeases:
         return None
 
     def _note_lost(self, holder: _Holder, received: int, number: int) -> None:
-        """Let messages be delivered again that a holder fetched, but whose delivery it never confirmed.
+        """Let the messages that a holder fetched, but never confirmed to have got, be delivered again.
 
         Args: fetches 1 to `number` are looked at. `received` is the number of the holder's last fetch with
         commit="acked" whose answer has arrived at the holder.

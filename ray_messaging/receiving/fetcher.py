@@ -33,8 +33,8 @@ _TRANSACTION_OPEN = (
 class FetchedRows(NamedTuple):
     """Messages taken out of the inbox, as slices of batches. Together they are the rows from `low` to before `high`.
 
-    The rows of a mailbox are numbered in the order in which they are taken. `passed` says that frames without messages
-    were taken too, so that the cursor can move.
+    The rows of a mailbox are numbered in the order in which they are taken. `passed` says that messages, or frames
+    without messages, were taken, so that the cursor can move.
     """
 
     slices: list[Slice]
@@ -96,7 +96,7 @@ class FetchGate:
             raise
 
     def conclusion(self, state: bytes | None, *, sends: bool) -> Conclusion | None:
-        """Return the transaction's changes of the mailbox, or None if it has neither changed nor sent anything.
+        """Return the transaction's changes of the mailbox, or None if it has fetched, changed and sent nothing.
 
         Args: `sends` says that the transaction sends messages.
         """
@@ -149,8 +149,8 @@ class Iteration(AsyncIterator[Message]):
     """Iterator over messages. A message counts as being handled until the next message is requested.
 
     When a `for` block is left, Python frees this iterator at once, so a message that is sent after the block does not
-    count as caused by the last one. A generator would not end until later, and it could not be used again after a
-    cancelled request.
+    count as caused by the last message of the loop. A generator in place of this class would not end until later, and
+    it could not be used again after a cancelled request.
     """
 
     def __init__(self, next_one: Callable[[], Awaitable[Message]]) -> None:

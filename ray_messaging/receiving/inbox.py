@@ -227,7 +227,7 @@ class Inbox:
         return aside
 
     def resume(self, aside: list[Piece]) -> None:
-        """Put back pieces that `set_aside` has removed, and allow takes again."""
+        """Put back pieces that `set_aside` has removed, and let messages be taken again."""
         self._pieces.extendleft(reversed(aside))
         self.size += sum(piece.high - piece.low for piece in aside)
         self.paused, self._guarded = False, self._withheld is not None

@@ -1,7 +1,7 @@
 """Leases of mailboxes: a messager renews its own lease while it lives, and watches the leases of other messagers.
 
-For a watching messager, a lease has ended if the messager has seen it unchanged for its whole duration, by its own
-clock.
+A watching messager counts a lease as ended if, by the messager's own clock, the lease has not changed for as long as it
+lasts.
 """
 
 import asyncio

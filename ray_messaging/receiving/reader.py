@@ -32,7 +32,7 @@ _BLOCK_S = 5.0
 # nothing else while it copies the frames.
 _FRAMES, _READ_BYTES = 32, 2 * 2**20
 _NEAR_S = 0.002  # a server is near if the first byte of an answer takes less time than this
-_WAITS = 8  # the time until a first byte comes is the shortest of this many latest times
+_WAITS = 8  # of this many latest waits for a first byte, the shortest counts
 _TIMES = 8  # a read from a far server is at most this many times as large as a read from a near server
 _FRAME_BYTES = 64 * 2**10  # the assumed size, in bytes, of a frame before any frame was read
 # Decoding must not block the event loop for longer than this, in seconds.

@@ -42,7 +42,10 @@ logger = logging.getLogger(__name__)
 
 
 def batch_of(ingress: Ingress, directory: Directory, mailbox: str, epoch: int, number: int) -> Batch:
-    """Build the batch of a message that a foreign client published. `number` counts such messages of a mailbox."""
+    """Build the batch of a message that a foreign client, a program without this library, published.
+
+    Args: `number` counts such messages of a mailbox.
+    """
     try:
         agent_id, topic = parse_channel(directory.exp_id, ingress.channel)
     except InvalidAddress:  # A pattern may match channels that are not built like those of agents.
@@ -263,7 +266,8 @@ class Subscription:
         self._leaving |= agents
         channels, unread = self._spec.channels_of(agents), None if self.stepped else self._unread
         try:
-            # First unsubscribe from the agents' channels, because a Redis subscriber counts as a receiver of messages.
+            # Agents that go to no mailbox have no receiver any more. Redis subscriptions to their channels would still
+            # count as receivers, so they must end first.
             if target is None:
                 await self._transport.unsubscribe(channels)
             await AgentMover(self._transport, self._directory, agents, self.name, target, unread).run(timeout)

@@ -223,7 +223,7 @@ class TextColumn(msgspec.Struct, eq=False):
 
     def to_numpy(self) -> NDArray[Any]:
         """Return the strings as an object array of str."""
-        # Without the added None, numpy would choose the dtype "<U" and not object.
+        # The dtype is object, because with "<U" each string would take as much memory as the longest one.
         return np.array([*self.tolist(), None], object)[:-1]
 
     def to_arrow(self) -> Any:  # noqa: ANN401 - pyarrow.Array

@@ -142,7 +142,8 @@ def _column(values: Any) -> TypedColumn:  # noqa: ANN401 - what a user passed
         # the value is a Series, a range or a tuple
         values = values.to_numpy() if hasattr(values, "to_numpy") else [*values]
     if isinstance(values, np.ndarray) and values.dtype == object and values.ndim and values.size:
-        # Objects may all be numbers. Strings are left in the array, because they would be copied twice.
+        # If the objects are numbers, `array_of` finds their common type in a list. Strings stay in the array, because
+        # from a list `array_of` would copy them into an array again.
         values = values if isinstance(values.flat[0], str) else values.tolist()
     array = values if isinstance(values, np.ndarray) else array_of(values)
     _check_gaps(given, array)
@@ -253,8 +254,8 @@ def _of_numbers(array: NDArray[Any]) -> NumberColumn:
             f"an array of the shape {array.shape} cannot be sent: use (n,), or for vectors of k numbers (n, k), with k "
             "at least 1"
         )
-    # The array is copied, because the caller may change its own before it is sent. Rules get the same copy that is
-    # sent.
+    # The array is copied, because the caller may change its own before the copy is sent. The copy is read-only, because
+    # rules get the same copy that is sent.
     values = np.array(array, NUMBERS[array.dtype.name], order="C")
     values.flags.writeable = False
     return NumberColumn(values)

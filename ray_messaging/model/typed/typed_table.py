@@ -25,7 +25,7 @@ class TypedColumns:
 
     __slots__ = ("_list", "_schema", "columns", "count")
 
-    index = None  # None, as in a PayloadColumn: each row has values of its own
+    index = None  # as in a PayloadColumn, None means that no rows share a payload
     raw = False
     small = True
 
@@ -157,12 +157,12 @@ class TypedColumns:
 
     @staticmethod
     def joined(parts: "Sequence[TypedColumns]") -> "TypedColumns":
-        """Return tables with the same schema as one table."""
+        """Join tables that have the same schema to one table."""
         first, others = parts[0], parts[1:]
         if not others:
             return first
         columns: dict[str, TypedColumn] = {
-            name: column.join([other.columns[name] for other in others])  # type: ignore[misc]  # of its class, too
+            name: column.join([other.columns[name] for other in others])  # type: ignore[misc]  # it has the same class
             for name, column in first.columns.items()
         }
         return TypedColumns(columns, sum(part.count for part in parts))

@@ -42,8 +42,8 @@ def _mailboxes(kept: Kept, dead_owners: Collection[str]) -> list[Finding]:
 def _names(kept: Kept) -> Finding:
     """Check the number of names of closed messagers.
 
-    Each such name has a mailbox and sender state on the server, and every sender has it in its copy of the list of all
-    mailboxes.
+    For each such name, the server keeps a mailbox and a sender's state, and every sender has that mailbox in its copy
+    of the list of all mailboxes.
     """
     closed = sum(mailbox.waits_for_its_name for mailbox in kept.mailboxes)
     text = f"the server keeps the mailboxes of {closed:,} closed messagers, until they are removed"

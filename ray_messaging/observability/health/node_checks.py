@@ -42,7 +42,8 @@ def check_nodes(nodes: Sequence[NodeFacts], silent: Mapping[str, float]) -> list
 
     With only one machine, no finding says that all machines are reached, because its processes need no network.
 
-    Args: `silent` has the groups whose drivers have not called the server for long, each with the seconds since then.
+    Args: `silent` has the groups whose drivers (the tasks that run the groups' steps) have not called the server for
+    long, each with the seconds since the last call.
     """
     cut = [node for node in nodes if node.unreached_by]
     found = [] if len(nodes) < 2 or cut else [ok("nodes", _all_reached(nodes))]

@@ -47,7 +47,7 @@ from ray_messaging.receipt import Outcome
 _GROUP = "opentelemetry_traces_exporter"  # the group of entry points in which packages register exporters of spans
 _PACKED = Struct(">QQQB")
 _SYSTEM = "ray_messaging"
-_random = Random().random  # noqa: S311 - no secret. Not the generator of the process, which a model may use
+_random = Random().random  # noqa: S311 - no secret. A model may use the process's own generator
 
 
 # -- the provider -----------------------------------------------------------------------------------------------------
@@ -342,7 +342,7 @@ class Tracer:
     # -- receiving ------------------------------------------------------------------------------------------------
 
     def fetched(self, slices: Iterable[Slice]) -> None:
-        """Add spans for the time that traced messages waited in the mailbox, until the fetch that ends now."""
+        """Add spans for the time from the arrival of traced messages in this process until the fetch that ends now."""
         for part in slices:
             point = part.batch.trace
             if point is not None:
@@ -373,7 +373,7 @@ class Tracer:
     def handling(self, message: Message) -> Iterator[None]:
         """Trace the handler of one message, if the message is traced.
 
-        The spans of what the handler does, and of what it sends, become children.
+        The spans of what the handler does, and of what it sends, become children of this span.
         """
         point = message._batch.trace
         if point is None:
