@@ -53,8 +53,7 @@ class Unfolder:
         """Return the pairs of sender and hearer by which broadcasts reach agents among `agents`.
 
         Args: `broadcasts` is a folded frame, with one row for each broadcast.
-        Raises: FrameError if the frame's agents are not known or the audience's pairs are damaged; UnknownName if the
-        audience's version does not exist.
+        Raises: FrameError if the audience's pairs are damaged; UnknownName if the audience's version does not exist.
         """
         return await self._audiences.toward(audience_of(broadcasts), agents, agents_digest(agents))
 
@@ -66,7 +65,7 @@ class Unfolder:
         self._named |= {agents_digest(agents): agents for agents in self._unnamed}
         self._unnamed.clear()
         found = self._named.get(digest)
-        if found is None:  # the agents may have changed before this process started
+        if found is None:  # the mailbox may have got other agents before this process started
             found = next((agents for agents in self.former() if agents_digest(agents) == digest), None)
             self._named |= {} if found is None else {digest: found}
         if found is None:

@@ -78,7 +78,8 @@ class ReplayAccount:
     def to_dict(self) -> dict[str, Any]:
         """Return the account as a dict of JSON's types.
 
-        The fields `unknown` and `agents_differ` are left out, because `problems` says them in words.
+        Each fate has a key of its own, and `matrix` has the key `group_matrix`. The fields `unknown` and
+        `agents_differ` are left out, because `problems` says them in words. `unheard` is left out, too.
         """
         names = [field.name for field in fields(self) if field.name not in _NOT_IN_JSON]
         return {name: getattr(self, name) for name in names} | {

@@ -19,13 +19,13 @@ def digests(texts: Iterable[str]) -> NDArray[np.uint64]:
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
 class Reference:
-    """The traffic of a replay as arrays, with which groups send and check messages.
+    """The traffic of a replay as arrays, by which the groups send messages and check the messages that they receive.
 
-    The processes of a node share one copy.
+    The processes of a node share one copy of the arrays.
 
-    For n messages, `senders` and `receivers` are indices into `agents`. `pairs` is the number of the message's pair of
-    sender and receiver. All three are int32 (n,). `times` is float64 (n,). `digests`, uint64 (n,), has checksums of the
-    texts (None: there are no texts). `group_of` has the group of each agent, int32.
+    For n messages, `senders` and `receivers` are indices into `agents`. `pairs` has, for each message, a number that
+    stands for its pair of sender and receiver. All three are int32 (n,). `times` is float64 (n,). `digests`, uint64
+    (n,), has checksums of the texts (None: there are no texts). `group_of` has the group of each agent, int32.
     """
 
     agents: NDArray[np.int64] | NDArray[np.object_]
@@ -42,9 +42,10 @@ class Reference:
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
 class WorkerShare:
-    """What one group sends: its agents, the rows of its messages in order (intp), their texts, and their due times (s).
+    """What one group sends: its agents, and the rows, texts and due times (s) of its messages, in the order of sending.
 
-    `texts` is None if there are no texts. `due` is None if messages are sent as fast as possible.
+    `rows` are the indices of the messages in the traffic, intp. `texts` is None if there are no texts. `due` is None if
+    messages are sent as fast as possible.
     """
 
     group: int
@@ -70,7 +71,7 @@ class Plan:
         self.sizes = np.bincount(group_of).tolist()
 
     def reference(self) -> Reference:
-        """Build the arrays with which groups send and check messages."""
+        """Build the arrays that the groups need to send messages, and to check received messages."""
         traffic = self.traffic
         both = traffic.sources.astype(np.int64) * len(traffic.agents) + traffic.targets
         return Reference(
@@ -101,14 +102,18 @@ class Plan:
 
 
 def assign_groups(agents: Sequence[AgentId], groups: int) -> NDArray[np.int32]:
-    """Assign the agents to groups in turn, and return the group of each. With few agents, some groups get none."""
+    """Assign the agents to groups in turn, and return the group of each agent.
+
+    If there are fewer agents than groups, some groups get none.
+    """
     return (np.arange(len(agents)) % groups).astype(np.int32)
 
 
 def due_times(times: NDArray[np.float64], speed: float) -> NDArray[np.float64]:
     """Return the due time of each message, in seconds after the first message, at `speed` times the pace of `times`.
 
-    A message whose time is before that of the message before it is due at once, so that messages keep their order.
+    If a message has an earlier time than the message before it, both are due at the same time, so that messages keep
+    their order.
 
     Raises: ConfigError if the trace would never end at this speed.
     """

@@ -153,7 +153,8 @@ class ReplayRunner:
         return _gathered(refs)
 
     def _report(self, on_progress: Progress, expected: int | None) -> None:
-        # If a group has just died, the error of its `send` or `receive` is raised, and not this one.
+        # If a group has just died, `_watch` raises the error of the group's `send` or `receive`, and not the error of
+        # `progress` here.
         with suppress(RayActorError):
             counts = get([actor.progress.remote() for actor in self._actors])
             on_progress(sum(sent for sent, _ in counts), sum(received for _, received in counts), expected)

@@ -13,11 +13,12 @@ from ray_messaging.replay.trace_formats import TraceFile, reader_for
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
 class Traffic:
-    """Messages to replay in the order of sending, from the lines of a trace file, or generated.
+    """Messages to replay, in the order of sending. They come from a trace file, or are generated.
 
-    `agents` has every sender and receiver once, for a trace in the order of first appearance. `sources` and `targets`
-    are the senders and receivers of n messages as indices into `agents`, int32 (n,). `times` are float64 (n,), unix
-    seconds or sequence numbers, in any order. `texts` has one str for each message; None: messages have no texts.
+    `agents` has every sender and receiver once; if they come from a file, in the order in which they first appear.
+    `sources` and `targets` are the senders and receivers of n messages as indices into `agents`, int32 (n,). `times`
+    are float64 (n,), unix seconds or sequence numbers, in any order. `texts` has one str for each message; None:
+    messages have no texts.
     """
 
     name: str
@@ -62,8 +63,8 @@ def read_trace(
     `{game}-{sender}`. Times are numbers, or ISO-8601 (without an offset: UTC), which become unix seconds. An id that
     spells an int64 becomes that int.
 
-    Raises: TraceError if the file is not a valid trace. Its `line` counts from 1, and is 0 if the file cannot be
-    opened. ConfigError for a template with anything but plain fields.
+    Raises: TraceError if the file is not a valid trace. The error's `line` counts from 1, and is 0 if the file cannot
+    be opened. ConfigError for a template with anything but plain fields.
     """
     requested = {"sender": from_field, "receiver": to_field, "time": time_field, "text": text_field}
     source = TraceFile(Path(path))

@@ -27,7 +27,7 @@ FIELDS = {
     "time": ("time", ("time", "ts", "timestamp", "seq", "sent_at")),
     "text": ("text", ("text", "message", "content", "payload")),
 }
-Requested = Mapping[str, str | None]  # the name that the user gave for each field; None: a default name in FIELDS
+Requested = Mapping[str, str | None]  # the name that the caller gave for each field; None: a default name in FIELDS
 
 _SHORT = 15  # a float can hold every number of at most this many characters
 _FLOAT_ID = re.compile(r"[+-]?\d+\.(0+|\d+[eE][+-]?\d+)")  # pandas and numpy may write whole numbers like this
@@ -129,8 +129,8 @@ class Columns:
             )
         self._text = None if text is None else itemgetter(keys[text])
         self.texts: list[str] | None = None if text is None else []
-        # The index of each spelling of an id, so that it is parsed only once. All keys are strs, because True and 1.0
-        # are equal to 1.
+        # For each spelling of an id, the index of the agent, so that each spelling is parsed only once. Only strs are
+        # keys: as keys, True, 1.0 and 1 would be the same.
         self._known: dict[str, int] = {}
 
     def __len__(self) -> int:
@@ -180,7 +180,7 @@ def _none_found(fields: Mapping[str, object], keys: Mapping[str, Any]) -> str:
     missing = ", ".join(f"the {noun} (such as {FIELDS[noun][1][0]!r})" for noun in nouns)
     names, options = (", ".join(text.format(FIELDS[noun][0]) for noun in nouns) for text in ("{}_field=", "--{}"))
     found = f"no field for {missing} among {shown(keys)}: "
-    if any(key.strip().isdecimal() for key in keys):  # no names, but the values of a message
+    if any(key.strip().isdecimal() for key in keys):  # these keys are probably the values of a message, and no names
         header = ",".join(FIELDS[noun][0] for noun in fields)
         found += f"if the file has no header, write one above its first message, such as {header}; otherwise "
     return f"{found}name your fields by {names} (on the command line {options})"
@@ -216,7 +216,7 @@ def parse_time(raw: Any) -> float:  # noqa: ANN401 - a cell of a trace
 
 
 def _check_no_date(raw: object, number: int) -> None:
-    """Raise RowError for a number that may be a date, such as 20261120 for 20 November 2026."""
+    """Raise RowError for a number that may be a date, such as 20261120093000 for 9:30 on 20 November 2026."""
     try:
         date = datetime.strptime(str(number), "%Y%m%d%H%M%S").isoformat()  # noqa: DTZ007 - no zone is known
     except ValueError:
@@ -240,7 +240,7 @@ def is_exact(spelled: str, value: float) -> bool:
 
 def read_text(raw: object) -> str:
     """Return a str unchanged, and a dict as JSON; raise RowError for anything else."""
-    if type(raw) is dict:  # a dict is a payload already
+    if type(raw) is dict:  # a whole payload, as in an export of our own log
         return _encode(raw).decode()
     if type(raw) is not str:
         raise RowError(f"the text is of type {type(raw).__name__}: it must be a str, which may be empty")

@@ -43,8 +43,8 @@ class ReceivedTally:
     `seen` says how often each message has arrived, uint32 (n,), and `by_agent` how many messages have arrived for each
     agent, int64. `out_of_order` counts messages that arrived after a later message from the same sender to the same
     receiver. `misdirected` counts messages with wrong ids, or for an agent of another group. `changed` counts messages
-    with another text or time. `unexpected` counts messages that do not belong to this traffic. `latencies` has for each
-    batch an array in seconds, float32.
+    with another text or time. `unexpected` counts messages that do not belong to this traffic. `latencies` has, for
+    each batch, the latencies of its messages in seconds, as an array of float32.
     """
 
     seen: NDArray[np.uint32]

@@ -92,7 +92,7 @@ def batches_of(
     step: int | None,
     group: str | None = None,
 ) -> list[Batch]:
-    """Check and encode messages; return them as batches within the limits, without sender and number.
+    """Check and encode messages; return them as batches within the limits. Sender and numbers are set later.
 
     Args: `address` returns the agent and the topic of a channel. `group` is the name of a group, which sends only for
     its own agents, so that each message needs a from_id. If it is None, a message may have any sender.

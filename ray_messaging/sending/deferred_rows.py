@@ -226,10 +226,10 @@ class DeferredRows:
             in_flight.fail(np.array(rows, np.intp), error)
 
     def _move(self, in_flight: InFlightBatch, rows: list[int]) -> None:
-        """Let the next `take_ready` look for rows that may be sent in the queues of these rows.
+        """Let the next `take_ready` look into the queues of these rows for rows that may be sent.
 
         The rows are new in their queues, or have just got a verdict. Even a row that may be sent stays in its queue
-        until then, because an earlier row of the queue may be judged again, and may have to wait.
+        until `take_ready` is called, because an earlier row of the queue may be judged again, and may have to wait.
         """
         if rows:
             self.moved.update(_pair(in_flight.batch, row) for row in rows)
@@ -277,8 +277,8 @@ def _order(place: DeferredRow) -> tuple[int, int]:
 def _requests(places: Iterable[DeferredRow]) -> Iterator[DeferredRequest]:
     """Yield requests for verdicts on these deferred rows, as few requests as possible.
 
-    The rows of one request were sent under the same epoch of this sender. Either all or none of them have a step, and
-    their further columns can be joined.
+    The rows of one request were sent under the same epoch, the number under which this sender sends. Either all or none
+    of them have a step. Their extensions have the same columns, so that they can be joined.
     """
     alike = groupby(sorted(places, key=lambda place: (_kind(place), _order(place))), _kind)
     for found in map(list, map(itemgetter(1), alike)):

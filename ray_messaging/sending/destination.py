@@ -1,6 +1,7 @@
 """Destination: what a sender writes its frames to, the mailboxes or the boxes of a step.
 
-It has a queue of frames for each mailbox. A full mailbox blocks only its own queue.
+A box has the messages that one mailbox reads in one step. A destination has a queue of frames for each mailbox. A full
+mailbox blocks only its own queue.
 """
 
 import asyncio

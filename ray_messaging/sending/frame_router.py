@@ -36,9 +36,9 @@ UNOWNED = ""  # the name of the queue of messages on channels without a mailbox
 class OutboundFrame(FrameWrite, eq=False, kw_only=True):
     """Some rows of a batch, encoded as one frame: the rows `taken`, or all rows if it is None.
 
-    Each call that sends the frame sets its number. `nbytes` is the size of the frame, its publications and its note
-    together. `verdict_epoch` is the number of the interceptor, or of the copy of its rules, that let the rows pass. It
-    is set when the frame is queued, like `deadline`.
+    Each call that sends the frame sets its number. `nbytes` is the size of the frame, its publications and its note for
+    the event log together. `verdict_epoch` is the number of the interceptor, or of the copy of its rules, that let the
+    rows pass. It is set when the frame is queued, like `deadline`.
     """
 
     in_flight: InFlightBatch
@@ -208,7 +208,7 @@ class FrameRouter:
         return extension.reply_mailbox if extension.reply_mailbox in self.routes.records else None
 
     def _open_routes(self, batch: Batch) -> NDArray[np.int32]:
-        """Return a number for each row that stands for the mailboxes which get the row.
+        """Return a number for each row. The number stands for the mailboxes that get the row.
 
         The number is NOBODY if no mailbox accepts the row.
         """
@@ -337,7 +337,7 @@ class FrameRouter:
         return fold(batch, rows, there, digest, self._kinds(in_flight))
 
     def _routes(self, batch: Batch) -> NDArray[np.int32]:
-        """Return a number for each row that stands for the mailboxes which get the row.
+        """Return a number for each row. The number stands for the mailboxes that get the row.
 
         The numbers are cached, for the later frames of the batch.
         """

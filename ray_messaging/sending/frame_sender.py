@@ -403,8 +403,9 @@ class FrameSender(Destination):
         sent, reply = next((each for each in failed if each[1].status in _OF_THE_SENDER), failed[0])
         reply.repeated = any(other.repeated for _, other in failed)
         if not alone or reply is not calls[0][1]:
-            # The earlier frame that the server did not have may have arrived just after this one. If the server has
-            # lost it, the next call shows this, because that call is made alone.
+            # GAP says that the server did not have an earlier frame. That frame may have been in another call, and may
+            # have arrived just after this one. If the server has lost it, the next call shows this, because that call
+            # is made alone.
             reply.fates = [FrameFate.HELD_BACK if fate is FrameFate.GAP else fate for fate in reply.fates]
         await self.settle_refusal(reply, [frame for frames, _ in failed for frame in frames])
         if reply.status in _OF_THE_SENDER:
@@ -441,7 +442,7 @@ class FrameSender(Destination):
 
         If a copy may still reach the server, claim a higher epoch, and read which frames the server has written.
 
-        Raises: Fenced if another sender has our name, or the server has lost it.
+        Raises: Fenced if another sender has our name, or if the server has lost our name.
         """
         if reply.status in (SendStatus.FENCED, SendStatus.LOST):
             self.fenced = self._end(reply, sent)

@@ -250,7 +250,8 @@ class InFlightBatch:
                 future.set_result(self.outcome.receipt(row))
         for low, high, bulk, _ in self.pending.bulks:
             unknown = codes.count(UNKNOWN, low, high)
-            # If no row has failed, as in most batches, the rows need not be checked one by one.
+            # If more rows lack a fate than have an error, some row is still open. So if no row has failed, as in most
+            # batches, the rows need not be checked one by one.
             if bulk.done() or unknown > len(self.errors):
                 continue
             if unknown and any(codes[row] == UNKNOWN and row not in self.errors for row in range(low, high)):

@@ -11,7 +11,7 @@ from ray_messaging.model.batch import Batch
 from ray_messaging.model.fates import UNKNOWN
 from ray_messaging.receipt import Outcome
 
-# The size of a batch and its outcome without payloads. It is most of the size if a batch has one message.
+# The size of a batch and its outcome without payloads. For a batch of one message, it is most of the whole size.
 _BATCH_BYTES = 900
 
 

@@ -1,4 +1,4 @@
-"""Log notes: messages, and facts about messages, that are in no mailbox, encoded for the event log."""
+"""Log notes, which tell the event log what it finds in no mailbox: some messages, and facts about messages."""
 
 import numpy as np
 
@@ -11,7 +11,10 @@ from ray_messaging.wire.notes import Before, LogNote, before_of, encode_log_note
 
 
 def blocked(in_flight: InFlightBatch, rows: Rows) -> LoggedFrame:
-    """Build the note about blocked rows. It also has the payloads that the blocking rule has read."""
+    """Build the note about blocked rows, with the payloads that the blocking rule has read.
+
+    If an earlier rule has rewritten a row, the note also has the row's original payload.
+    """
     places = rows.tolist()
     why = why_of(map(in_flight.outcome.blocks.__getitem__, places))
     return logged(in_flight.outgoing.take(rows), LogNote(BLOCKED, why=why, before=_originals(in_flight, places)))

@@ -30,8 +30,8 @@ class CheckedMessage(NamedTuple):
 class MessageChecks:
     """The checks of one messager's messages. All agents may send, until `allow_only` names the agents that may.
 
-    Args: `user_is_explicit` says that a from_id of None always means the user. Otherwise None may also mean that
-    from_id was left out. If only some agents may send, such a message is refused.
+    Args: `user_is_explicit` says that a from_id of None always means the user, who is outside of the simulation.
+    Otherwise None may also mean that from_id was left out. If only some agents may send, such a message is refused.
     """
 
     def __init__(self, exp_id: str, name: str, payload_bytes: int, *, user_is_explicit: bool = False) -> None:
@@ -45,7 +45,7 @@ class MessageChecks:
         self._user_is_explicit = user_is_explicit
 
     def allow_only(self, agents: AgentSet) -> None:
-        """Accept only messages of these agents, and of the agents in earlier calls."""
+        """Accept only messages of these agents, and of the agents that earlier calls have named."""
         self._set_allowed(agents if self._agents is None else self._agents | agents)
 
     def refuse(self, agents: AgentSet) -> None:

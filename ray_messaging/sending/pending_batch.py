@@ -172,11 +172,11 @@ class PendingBatch(msgspec.Struct, eq=False):
     `cells`, the ids of the messages that the senders were handling. `counted` is how many items of `cells` were counted
     against the capacity. `nbytes` is the size of the counted payloads, and `large` the size of all large payloads.
 
-    `singles` has, for each row, a future for each message that was sent alone, and None for a row of a bulk send. It is
-    empty if no message was sent alone. `bulks` has the futures of bulk sends. With `all_single` each row has its own
-    future. `singles`, `bulks` and `all_single` are complete after `seal`. `checked` is the version of the schemas by
-    which the payloads were checked (0: not checked). If there are `reaches`, each row is a broadcast that no rule
-    judges. `trace` has the batch's spans.
+    `singles` has, for each row, the future of its receipt if the message was sent alone, and None if it belongs to a
+    bulk send. `singles` is empty if no message was sent alone. `bulks` has the futures of bulk sends. With `all_single`
+    each row has its own future. `singles`, `bulks` and `all_single` are complete after `seal`. `checked` is the version
+    of the schemas by which the payloads were checked (0: not checked). If there are `reaches`, each row is a broadcast
+    that no rule judges. `trace` has the batch's spans.
     """
 
     step: NDArray[np.int64] | int | None = None
@@ -246,7 +246,7 @@ class PendingBatch(msgspec.Struct, eq=False):
         self.nbytes += len(line) + 1
 
     def join(self, batch: Batch) -> None:
-        """Append all messages of a batch without questions, answers, broadcasts or messages of a step."""
+        """Append all messages of a batch, which `joined_batches` must be able to join with the other messages here."""
         if self.cells:
             self._end_cells()
         if self.singles:

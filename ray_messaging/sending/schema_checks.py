@@ -55,7 +55,7 @@ def _mismatches(
 ) -> Iterator[tuple[int | None, PayloadMismatch]]:
     """Yield each row whose payload does not fit its schema, with the error. Row None means that no payload fits.
 
-    Args: `first` is the number of the batch's first row in the user's call.
+    Args: `first` is the number of the batch's first row in the bulk send, or None if it is not known.
     """
     for number, topic in enumerate(batch.topics):
         schema = schemas.of(topic)

@@ -25,10 +25,10 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-# With a far server, callers get their receipts in groups: each has at least _WAVE callers, and at least a quarter of
-# all callers. An open batch with half as many messages as a group is sent while calls are under way. A smaller batch is
-# sent half a round trip after the last call. A call takes as much processor time as some 100 messages that are sent one
-# by one.
+# If the server is far, which means that its replies take long, callers get their receipts in groups: each has at least
+# _WAVE callers, and at least a quarter of all callers. An open batch with half as many messages as a group is sent
+# while calls are under way. A smaller batch is sent half a round trip after the last call. A call takes as much
+# processor time as some 100 messages that are sent one by one.
 _WAVE, _WAVES, _PAUSES = 200, 4, 2
 # The longest time for which closing a messager waits for a server that does not answer.
 _LAST_FENCE_S = 1.0
@@ -180,7 +180,10 @@ class SendLoop:
 
     @property
     def _wave(self) -> int:
-        """Return how many callers get their receipts at the same time, or 0 (all of a batch) if the server is near."""
+        """Return how many callers get their receipts at the same time.
+
+        If the server is near, the result is 0: then all callers of a batch get their receipts at the same time.
+        """
         return max(_WAVE, self._source.rows // _WAVES) if self._frames.far_s else 0
 
     async def _send(self, *, ahead: bool = False) -> None:

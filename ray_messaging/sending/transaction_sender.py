@@ -157,7 +157,8 @@ class TransactionSender:
 
         After a refusal, make sure that the server will not accept a delayed copy of the call.
 
-        Args: `number` is the number of the transaction, which is known to be committed if the call has written it.
+        Args: `number` is the transaction's number. If the server has committed at least this many transactions, the
+        transaction was written.
         """
         frames = self._frames
         subscriber_counts = reply.takers

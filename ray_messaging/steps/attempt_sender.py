@@ -48,8 +48,8 @@ _ROW_BYTES = 8  # the fewest bytes that a message takes in a frame besides its p
 class AttemptSender:
     """The sender of the messages that one group sends in its steps, during one attempt.
 
-    An attempt is the work at the group's steps of one driver, the task that takes the group through the steps. A small
-    step is sent and closed in one call to the server. A larger step is sent in several calls.
+    A driver is a task that takes the group through its steps. An attempt is the work of one driver. A small step is
+    sent and closed in one call to the server. A larger step is sent in several calls.
     """
 
     def __init__(self, engine: Engine, store: "RedisSteps", attempt: int, account: StepAccount, step: int) -> None:
@@ -57,7 +57,7 @@ class AttemptSender:
         self._store = store
         self._group, self._attempt = engine.name, attempt
         self._account = account
-        self._hostings = -1  # the value of the engine's `hostings` when the directory was last loaded
+        self._hostings = -1  # how often the engine had begun to host agents when the directory was last loaded
         self._announced = False  # whether the interceptor knows of this attempt
         self._known = False  # whether the directory is at least as new as it was when the step was opened
         self._number = 0  # the number of the next message
@@ -290,7 +290,8 @@ class AttemptSender:
             in_flight.apply(verdict, rows)
             destination.load(in_flight, rows, verdict.epoch, 0.0)
             await destination.write()
-            # A schema was replaced while the batch was written, and a payload does not fit the new schema.
+            # An error here means that a schema was replaced while the batch was written, and that a payload does not
+            # fit the new schema.
             if in_flight.errors:
                 raise next(iter(in_flight.errors.values()))
             if not destination.stale_verdicts:

@@ -225,7 +225,7 @@ def outside_ordinals(first: int, places: NDArray[np.uint32]) -> NDArray[np.uint3
 
 
 def _asked_outside(batch: Batch, extension: Extension) -> AskedOutside:
-    """Return a dict from row number to question, for those questions in a batch that came from outside of the steps."""
+    """Return the questions in a batch that came from outside of the steps, as a dict from row to question."""
     if extension.expects_answer is None:
         return {}
     rows = np.flatnonzero(extension.expects_answer).tolist()
@@ -343,7 +343,7 @@ def _amended_pairs(folded: Batch, edges: Edges, amendments: Sequence[Batch], *, 
 
 
 def _kinds(pairs: Batch, changed: NDArray[np.intp]) -> NDArray[np.intp]:
-    """Return a number for each row: 0 if the row is not changed. Rows that have become equal have equal numbers."""
+    """Return a number for each row: 0 if it is not changed, and equal numbers for equal payloads and labels."""
     assert pairs.lines is not None
     lines = {row: pairs.lines.row(row) for row in changed.tolist()}
     return row_kinds(lines, pairs.labels, pairs.rows)

@@ -199,7 +199,8 @@ class CallGate:
         self._waiting = PrefixQueue[Future[None]]()
         self._due = 0  # the number of calls that were granted but have not begun
         self._asking: asyncio.Task[None] | None = None
-        # The calls of the group's earlier gate are counted as ended, even if this gate never makes a request.
+        # This tells the `CallLimits` that the group's earlier gate no longer exists, so that none of its calls count as
+        # under way, even if this gate never makes a request.
         note(self._held)
 
     @property

@@ -40,8 +40,8 @@ class CallMemory:
     The server keeps the results until the step is committed.
 
     All callers must share one event loop. The calls to the server may use another event loop. Results that arrive
-    during a call to the server, or soon after it, are written together by the next call. That call is made when the
-    callers' event loop begins its next round, or earlier: until then no caller could go on with a result.
+    during a call to the server, or soon after it, are written together by the next call. That call is made at the
+    latest when the callers' event loop begins its next round. Before that, no caller could go on with a result.
 
     Args: `limit` is the most bytes that one result may have. `again` says that earlier attempts at the step may have
     kept results.
@@ -60,7 +60,7 @@ class CallMemory:
         self._again = again
         self._loop = asyncio.get_running_loop()
         self._loading: Future[None] | None = None
-        # For each key, a loaded result, and before it where the result comes from (KEPT or PARENT).
+        # The loaded results by key. Each comes with the place that it was loaded from (KEPT or PARENT).
         self._answers: dict[str, tuple[str, bytes]] = {}
         self._failed: dict[str, KeptCall] = {}  # failed calls that have used tokens or money, by key
         self._new: deque[_New] = deque()
@@ -140,8 +140,8 @@ class CallMemory:
             self._idle = False
             self._loop.call_soon_threadsafe(self._begin)
         elif not self._asked:
-            # If functions that block this event loop end one after the other, a call for each of their results would
-            # keep the next function waiting.
+            # Functions that block this event loop may end one after the other. If each of their results were written in
+            # a call to the server of its own, the next function would have to wait for that call.
             self._asked = True
             asyncio.get_running_loop().call_soon(self._ask)
         await new.kept
@@ -163,7 +163,7 @@ class CallMemory:
         self._loop.call_soon_threadsafe(self._begin)
 
     def _begin(self) -> None:
-        """Begin to write the results of calls to the server. If a write is under way, write them after it."""
+        """Begin to write the new results to the server. If a write is under way, write them after it."""
         self._more = True
         if self._pause is not None:
             self._pause.cancel()

@@ -212,7 +212,7 @@ def digest_rows(
                 from_ids[row],
                 ordinals[row],
                 to_ids[row],
-                "" if topic[0] == ":" else topic,  # the empty subtopic stands for an answer to the user
+                "" if topic[0] == ":" else topic,  # "" for an answer to the user outside of the simulation
                 FATES[codes[row]],
                 rule,
                 batch.labels_of(row),

@@ -92,8 +92,8 @@ class StepAccount:
     def hear(self, read: Sequence[FoldedBatch | Batch]) -> None:
         """Begin to count a step's messages, with those from outside of the steps that the group reads.
 
-        Args: `read` has the messages from outside in the order of their arrival. If no digests are computed, they do
-        not count.
+        Args: `read` has the messages from outside in the order of their arrival. If no digests are computed, these
+        messages are not counted.
         """
         rows = outside_rows(read) if self._digest else []
         self._heard = sum(weight for _, weight in rows), sum(sum_of([row], [weight]) for row, weight in rows)
@@ -314,7 +314,7 @@ class BlockedSends(Sequence[BlockedSend]):
         if isinstance(row, slice):
             return [self[each] for each in range(*row.indices(len(self)))]
         from_id, why = self._from_ids[row], self._why[self._whys[row]]
-        assert from_id is not None  # A group sends only messages of its agents, so the sender is never the user.
+        assert from_id is not None  # a group sends only messages of its agents, so there is always a sender
         return BlockedSend(question_id(self._step, self._ordinals[row], from_id), from_id, self._to_ids[row], *why)
 
     def of(self, place: int) -> Sequence[BlockedSend]:
@@ -333,7 +333,7 @@ class BlockedSends(Sequence[BlockedSend]):
     def to_ids(self) -> NDArray[Any]:
         """Return each message's recipient, int64 (n,).
 
-        If some recipients are strs, or None for the user, the array has the dtype object.
+        If some recipients are strs, or None (the user outside of the simulation), the array has the dtype object.
         """
         return self._to_ids.to_numpy()
 

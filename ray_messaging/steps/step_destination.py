@@ -50,7 +50,7 @@ class AttemptBoxes:
 
     def begin(self, step: int) -> None:
         """Write the frames of this open step from now on."""
-        if step != self.step:  # if the supervisor runs the same step again, these boxes accept no messages either
+        if step != self.step:  # if the supervisor runs the same step again, the boxes in `shut` still accept nothing
             self.shut.clear()
         self.step, self.rows, self.own, self.tag = step, 0, [], StepTag(self.group, step, self.attempt)
 

@@ -200,9 +200,9 @@ class _DecodedRows:
 
     def __init__(self, exp_id: str, batch: Batch | None) -> None:
         self.exp_id, self.batch = exp_id, batch
-        # The first decoded row, the row after the last one, and their messages. A None in this list: an agent's
-        # messages were returned already, and their reader may have changed the objects. The tuple is replaced as a
-        # whole, because agents may read in several threads.
+        # The first decoded row, the row after the last one, and a list of their messages. If the first message of an
+        # agent is replaced by None in this list, the agent has read its messages, and may have changed the objects.
+        # Then they must be decoded again. The tuple is replaced as a whole, because agents may read in several threads.
         self._decoded: tuple[int, int, list[Any]] = 0, 0, []
 
     def take(self, low: int, high: int) -> list[Message]:
@@ -241,7 +241,7 @@ class _Inbox(ReadMessages):
     def __eq__(self, other: object) -> bool:
         return self._messages == other
 
-    __hash__ = None  # type: ignore[assignment]  # as a list's
+    __hash__ = None  # type: ignore[assignment]  # like a list, it cannot be hashed
 
     def __add__(self, other: Iterable[Message]) -> list[Message]:
         return [*self._messages, *other]
@@ -280,7 +280,7 @@ class _AgentMessages(_Inbox, msgspec.Struct, eq=False, gc=False):
         return iter(self._decoded.take(self._low, self._low + self._count))
 
 
-# Python calls no function for the length of a tuple, for which most models ask in each step.
+# Most models ask for the length of each inbox in each step. For a tuple, Python finds it without a function call.
 class _NoMessages(_Inbox, tuple[()]):  # type: ignore[misc]  # noqa: SLOT001 - it has an attribute
     """The messages of an agent that has none."""
 

@@ -96,7 +96,8 @@ async def driven_loop(engine: Engine, task: str) -> "StepLoop":
 class StepLoop:
     """The steps of one group, driven by this process.
 
-    Args: `engine` has the group's name. `driver` has the name of this process, and how often the process was started.
+    Args: `engine` has the group's name. `driver` has the name of this process, and a number that is higher each time
+    that a driver of this name begins again.
     `later`, if given, keeps the rows of the steps, and computes their digests only if they are asked for.
     """
 
@@ -118,12 +119,12 @@ class StepLoop:
         self._record: MailboxRecord | None = None  # the directory's record of the group, from which `places` was made
         self._unfolder = Unfolder(engine.audiences)
         self._boxes = GroupBoxes(store, self._unfolder)
-        self.until = 0  # the first step that does not run; it may be lowered while the steps run
+        self.until = 0  # the first step that does not run; it may change while the loop lasts
         self.committed = -1  # the last step that was committed
         self.sealed = -1  # the last step that all groups have committed, as the answer to this group's last commit said
         self.state: bytes | None = None  # the state after the last committed step
-        # Whether a run's driver opens the first step of each of its calls for all groups. Then this group may begin the
-        # step although it has not asked for it.
+        # Whether a `Run`, which takes all groups through several steps in each call, opens the first step of a call for
+        # all groups. Then this group may begin that step although it has not asked for it.
         self.is_told = False
         self.ahead = 0  # for how many steps after the open one agents may make calls through `me.remember`
         # A function that takes a step and agents, and reads the results of calls that these agents have made in that
@@ -192,7 +193,8 @@ class StepLoop:
                 self._host(self._engine.directory, number)
                 step = await self._step(opened, taken.attempt, box)
                 self._taken = taken
-                # If agents have come, the results of the parent run that these agents need are not known yet.
+                # If agents have come, the results that were read from the run from which this run was forked lack the
+                # results of these agents. So they are read again.
                 lacking = self.parent_calls is not None and self.before != self.places.agents
                 self._memories = {
                     each: calls for each, calls in self._memories.items() if each >= number and not lacking
@@ -214,7 +216,7 @@ class StepLoop:
                 self.committed, self.state, self.before = number, step.state, step.places.agents
                 self.sealed = sender.sealed
         finally:
-            transport.end_steps()  # The calls below are given up as early as calls outside of steps.
+            transport.end_steps()  # if the calls below fail, they are repeated only as long as calls outside of steps
             if step is not None:
                 step.sends.end()
             try:
@@ -329,9 +331,9 @@ class StepLoop:
 
         The server reports on a stream. The wait begins after the position `news` of this stream.
 
-        From step `until` on, a step is opened by a run's driver, and the report must name this group. If `news` is "",
-        an earlier driver of the group may have got that report already. Then this does not wait, and the server is
-        asked later.
+        From step `until` on, a step is opened by a `Run` for all its groups, and the report must name this group. If
+        `news` is "", an earlier driver of the group may have got that report already. Then this does not wait, and the
+        server is asked later.
         """
         if step < self.until:
             box.expect(news, STEP_NEWS_TIMEOUT_S)

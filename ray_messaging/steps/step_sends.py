@@ -121,7 +121,7 @@ class Replied(NamedTuple):
         return cls(MessageIdColumn.of([question for question, _ in replies]), outside)
 
     def take(self, rows: NDArray[np.intp]) -> "Replied":
-        """Return the questions that these rows answer. The rows are answers."""
+        """Return the questions that the messages in some rows answer."""
         named = {at: self.outside[row] for at, row in enumerate(rows.tolist()) if row in self.outside}
         return Replied(self.ids.take(rows), named if self.outside else {})
 
@@ -153,11 +153,12 @@ class StepSends:
         # How many messages each agent has sent in the step, by the agent's place.
         self._sent = np.zeros(len(agents), np.int64)
         self._batches: list[Batch] = []
-        # Each distinct payload, with its number. A payload that contains null is the only item of a tuple. NaN is
-        # encoded as null, and `begin_run`, which looks up the bytes alone, must not accept NaN because of an earlier
-        # null.
+        # Each distinct payload, with its number. For a payload that contains null, the key is a tuple with the payload
+        # as its only item. NaN is encoded as null, too, and `begin_run`, which looks up the bytes alone, must not
+        # accept NaN because of an earlier null.
         self._lines: dict[bytes | tuple[bytes], int] = {}
-        # The recipient of each message, or None if the message answers a question of the user.
+        # The recipient of each single message that is not in a batch yet. None: the message is a broadcast, or answers
+        # a question of the user outside of the simulation.
         self.to_ids: list[AgentId | None] = []
         self.from_places: list[int] = []  # the place of each message's sender
         # A run is successive messages with the same payload. Two items for each run: the number of its first message,
@@ -165,14 +166,16 @@ class StepSends:
         self._runs: list[int] = []
         self.line = b""  # the payload of a message that would belong to the last run (b"": none would)
         self._routes: dict[Route, int] = {}  # the routes, each with its index
-        # Where messages with another route begin: the number of the message, and the index of its route.
+        # Two items for each message whose route may differ from that of the message before it: the message's number,
+        # and the index of its route.
         self._routed = array("q")
-        # For each answer, the number of its message, and the question.
+        # The questions that are answered, by the number of the answer's message: the question's id, and the question
+        # itself if it came from outside of the steps.
         self._replies: dict[int, tuple[str, OutsideQuestion | None]] = {}
-        # How many of the first messages each agent has sent, by its place, and the number of these messages. With it, a
-        # question's ordinal is found without counting all messages again.
+        # The first messages in `from_places`, counted for each agent by its place, and the number of these messages. So
+        # only the later messages are still to be counted when a question needs its ordinal.
         self._counted: tuple[Counter[int], int] = Counter(), 0
-        # The last message's sender, subtopic and step of delivery, as the caller gave them, and the sender's number. If
+        # The last message's sender, subtopic and step of delivery, as the caller gave them, and the sender's place. If
         # the next message has the same values, they need no second check.
         self._from_id: object = _NOBODY
         self._place = -1

@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 # The supervisor's start number rises with each start: it is the interceptor's epoch, followed by this many bits. These
-# bits are raised when the supervisor starts again under the same epoch.
+# bits count the starts under the same epoch.
 _ATTEMPT_BITS = 12
 
 
@@ -104,7 +104,7 @@ class StepSupervisor:
     async def _drive(self) -> None:
         """Close one step after the other, until a call fails or the supervisor no longer takes part."""
         taken = await self._store.take(SUPERVISOR, Driver("interceptor", self._start), STEP_LEASE_S)
-        # All interceptors of an experiment have the same driver name, so no driver of another name can have the group.
+        # All interceptors of an experiment have the same driver name, so `take` never finds a driver of another name.
         assert isinstance(taken, DrivenGroup)
         mine = (await self._store.closed_step(taken.closed)).get(SUPERVISOR)
         self._state, self._total = taken.state, Counter()

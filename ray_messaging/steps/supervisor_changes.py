@@ -172,7 +172,7 @@ def _taken(copies: Copies, sender: str, verdict: BatchVerdict) -> tuple[Batch, d
 def _before(rows: Mapping[int, int], copies: Copies) -> tuple[Before, ...]:
     """Return the payloads that copies of messages had before they were rewritten.
 
-    Args: `rows` maps rows of the batch that the note is about to indices of copies.
+    Args: `rows` has, for each row in the batch of the log note, the index of the copy.
     """
     lines = copies.source.batch.lines
     assert lines is not None
