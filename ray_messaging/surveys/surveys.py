@@ -143,7 +143,7 @@ class AsyncSurvey:
     async def ask(self, places: Rows, timeout: float | None) -> None:
         """Ask the agents at the positions `places` among the survey's agents, a few thousand at a time.
 
-        The record of these questions is stored before more agents are asked.
+        After each few thousand, the record of their questions is stored before further agents are asked.
         """
         await open_mailbox(self._engine, self.record.mailbox, 2 * (self.tally.questions + len(places)))
         due, end = None if timeout is None else time.time() + timeout, _end_of(None, timeout)
