@@ -36,7 +36,7 @@ _FRAMES = 32
 class AsyncSurvey:
     """A survey of an experiment.
 
-    The survey's mailbox is the record of its answers, so it is only read, never committed.
+    The survey's mailbox keeps all answers: they are read, but never acknowledged, which would delete them.
 
     Several processes may open a survey at the same time. Each of them reads the mailbox from its beginning.
     """

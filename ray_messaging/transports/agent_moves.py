@@ -19,13 +19,13 @@ ARRIVAL = ":agents"
 
 
 class UnreadFrames(NamedTuple):
-    """What a move of agents, outside of steps, does with messages in the old mailbox that its reader has not fetched.
+    """What a move of agents does with unfetched messages in the old mailbox, in an experiment without steps.
 
-    All entries that were not fetched, up to the entry `last`, are marked as acknowledged. Their messages are then
-    written again: messages for agents that stay, as the frames `stay`, into the same mailbox; messages for agents that
-    leave, as the frames `go`, into the target's mailbox. Without a target, `go` become dead letters, with `reason`.
-    `cursor`, `messages`, `nbytes` and `acks` are as in a transport's `commit`. `epoch` is the epoch of the mailbox's
-    reader. `number` counts the reader's attempts at moves under this epoch, from 1.
+    All entries that the reader of the old mailbox has not fetched, up to the entry `last`, are marked as acknowledged.
+    Their messages are then written again: messages for agents that stay, as the frames `stay`, into the same mailbox;
+    messages for agents that leave, as the frames `go`, into the target's mailbox. Without a target, `go` become dead
+    letters, with `reason`. `cursor`, `messages`, `nbytes` and `acks` are as in a transport's `commit`. `epoch` is the
+    epoch of the mailbox's reader. `number` counts the reader's attempts at moves under this epoch, from 1.
     """
 
     epoch: int

@@ -57,7 +57,7 @@ class BoxReader:
         self._start: BoxStart | None = None
         # A task that waits for news. It began before the group knew whether it has to wait.
         self._awaited: asyncio.Task[News] | None = None
-        # A task that waits until the box's step is opened for this group, which does not ask for it.
+        # A task that waits until the box's step is opened for this group, although the group has not asked for it.
         self._told: asyncio.Task[News] | None = None
         self._with_news, self._filled, self._large = with_news, filled, large
         self._written: Sequence[BoxFrame] = ()  # frames that this process has written to the box itself
