@@ -143,7 +143,7 @@ def workers_for(
 def early_workers(runs: int, count: int | None, *, here: bool) -> "AbstractContextManager[ProcessWorkers | None]":
     """Start processes for a study before its arguments are known.
 
-    So the processes import modules meanwhile, which takes as long as a short run.
+    Meanwhile the processes import their modules, which takes as long as a short run.
 
     The result is None if the runs are not carried out in processes of this machine. `count` and `here` are as for
     `workers_for`.

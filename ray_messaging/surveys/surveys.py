@@ -143,7 +143,7 @@ class AsyncSurvey:
     async def ask(self, places: Rows, timeout: float | None) -> None:
         """Ask the agents at the positions `places` among the survey's agents, a few thousand at a time.
 
-        After each few thousand, the record of their questions is stored before further agents are asked.
+        The record of each such batch of questions is stored before the next batch is sent.
         """
         await open_mailbox(self._engine, self.record.mailbox, 2 * (self.tally.questions + len(places)))
         due, end = None if timeout is None else time.time() + timeout, _end_of(None, timeout)
