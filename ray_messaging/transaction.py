@@ -29,7 +29,7 @@ class Transaction:
 
     At the end of the block the server does everything in one call: it commits the fetched messages, writes the sent
     ones, and keeps `state`. After an exception in the block nothing is done, and the fetched messages are delivered
-    again. The same holds after a crash, and the successor finds the state of the last transaction.
+    again. The same holds after a crash, and the process that takes over finds the state of the last transaction.
     """
 
     def __init__(self, engine: Engine) -> None:

@@ -1,4 +1,4 @@
-"""The design of a study: rows of parameters, each with some replicates, and the seeds of the runs."""
+"""The design of a study: rows of parameters, each run several times (its replicates), and the seeds of the runs."""
 
 import json
 import math
@@ -26,7 +26,7 @@ Row = dict[str, Any]
 class PlannedRun(NamedTuple):
     """One run of a design.
 
-    `key`, a digest of its parameters and its replicate, is the name of the run in the folder.
+    `key`, a digest of the run's parameters and `replicate`, is the name of the run in the study's folder.
     """
 
     key: str
@@ -38,8 +38,8 @@ class PlannedRun(NamedTuple):
 def design_of(parameters: object, replicates: object, seed: int) -> list[PlannedRun]:
     """Return the runs of a design, row by row; raise ConfigError for parameters or replicates that are invalid.
 
-    The seed depends only on the replicate. So two runs of the same replicate, which a study compares, differ only in
-    their parameters.
+    The seed of a run depends only on the run's replicate number. So two runs with the same number, which a study
+    compares, differ only in their parameters.
     """
     if isinstance(replicates, bool) or not isinstance(replicates, int | np.integer) or replicates < 1:
         raise ConfigError(f"replicates={replicates!r} must be a whole number of runs of each row, at least 1")
@@ -151,7 +151,7 @@ def key_of(row: Row, replicate: int) -> str:
 def _seeds(seed: int) -> Iterator[int]:
     """Yield seeds, one for each replicate.
 
-    No two seeds are equal. The first seeds are the same, however many are drawn.
+    No two seeds are equal. A replicate keeps its seed if a later call has more replicates.
     """
     if isinstance(seed, bool) or not isinstance(seed, int | np.integer):
         raise ConfigError(f"seed={seed!r} must be a whole number")

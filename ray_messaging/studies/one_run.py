@@ -57,10 +57,10 @@ def carry_out(
 ) -> EndedRun:
     """Carry out a task, which is a run or some of its steps, and return the result.
 
-    An error of the model, or of another user's function, is part of the result.
+    An error of the model, or of another function that the user gave, is part of the result.
 
-    Args: `server` is used by this run alone. The run deletes what an earlier run left there. None: the run starts a
-    server. `neighbours` returns the neighbours in the template's graph, which several runs share.
+    Args: `server` is used by no other run meanwhile. The run first deletes what an earlier run left there. None: the
+    run starts a server. `neighbours` returns the neighbours in the template's graph, which several runs share.
     """
     begun = time.perf_counter()
     planned = task if isinstance(task, PlannedRun) else task.planned
@@ -71,7 +71,7 @@ def carry_out(
         (result, end), values = _result(template, task, server)
         if isinstance(task, BeginningRun):
             return EndedRun({}, None, time.perf_counter() - begun, calls=result.calls, end=end)
-        if result.calls.spent:  # such a run is an error, because its outcomes would be those of fewer steps
+        if result.calls.spent:  # the budget of calls was spent: an error, as the outcomes would be those of fewer steps
             return EndedRun({}, None, time.perf_counter() - begun, _spent(template, result), calls=result.calls)
         digest = _digest(result)  # before the user's functions get the result, because they may change it
         outcomes = _last_aggregates(template, result)

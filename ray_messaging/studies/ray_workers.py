@@ -1,4 +1,4 @@
-"""Workers for the runs of a study that are tasks of Ray, on all machines of a cluster."""
+"""Workers that carry out the runs of a study. They are tasks of Ray, on all machines of a cluster."""
 
 from contextlib import suppress
 from functools import cache
@@ -25,8 +25,7 @@ class RayWorkers:
     def __enter__(self) -> Self:
         self._session = hold_ray()
         self._template = ray_calls.put(self._packed)
-        # Ray must not repeat a task, because the study must know whether a run has killed its worker, or the machine
-        # has died.
+        # Ray must not repeat a task. The study repeats it, and counts how many workers have died during the same run.
         self._task = ray.remote(num_cpus=1, max_retries=0)(_run_in_task)
         return self
 

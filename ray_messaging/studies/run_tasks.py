@@ -1,4 +1,7 @@
-"""What the workers of a study get and return. The program that starts them need not import what carries out a run."""
+"""What the workers of a study get and return.
+
+It has a module of its own, so that the program that starts the workers need not import the code that carries out runs.
+"""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -12,7 +15,7 @@ from ray_messaging.studies.design import PlannedRun
 OF_THE_BEGINNING = "agents", "groups"
 # These arguments may be functions of a row of parameters.
 OF_THE_ROW = "agents", "until", "max_steps", "graph", "shared", "rules", "groups"
-# If the worker of a run died, or the cluster lost a part of it, the run's error begins with this text. The next call
+# If the worker of a run, or a part of the run's cluster, died, the run's error begins with this text. The next call
 # makes the run again.
 DIED = "WorkerDied: "
 # If a run ended early because its budget of calls was spent, the run's error begins with this text. The next call that

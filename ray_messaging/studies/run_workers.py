@@ -1,4 +1,4 @@
-"""Workers for the runs of a study that are processes of this machine.
+"""Workers that carry out the runs of a study. They are processes of this machine.
 
 A worker may die in the middle of a run, because of a signal or a lack of memory, or with its machine. Then the run is
 lost, and `wait` reports that. All workers get the same bytes, which contain the code of the user's own modules. So a
@@ -100,8 +100,8 @@ def _by_value(modules: Sequence[ModuleType]) -> Iterator[None]:
 def run_packed(template: bytes, planned: "Task", server: "LocalServer | None" = None) -> "EndedRun":
     """Carry out a task with a fresh copy of the template, so that no run sees what an earlier one has changed.
 
-    Args: `server` is used by this run alone. The run deletes what an earlier run left there. None: the run starts a
-    server.
+    Args: `server` is used by no other run meanwhile. The run first deletes what an earlier run left there. None: the
+    run starts a server.
     """
     from ray_messaging.studies.one_run import carry_out  # noqa: PLC0415 - imports what only workers need
 
@@ -129,7 +129,7 @@ def workers_for(
     They are Ray tasks if this process uses Ray, or if RAY_ADDRESS names a cluster.
 
     Args: `count` is the number of runs at a time; None: one for each core. With `here`, the result is always processes
-    of this machine. `early` are such processes that `early_workers` has started.
+    of this machine, and `early` are the processes that `early_workers` has started already (None: it has started none).
     """
     if not whole_cluster and (here or not _uses_ray()):
         workers = ProcessWorkers(count) if early is None else early
@@ -141,7 +141,9 @@ def workers_for(
 
 
 def early_workers(runs: int, count: int | None, *, here: bool) -> "AbstractContextManager[ProcessWorkers | None]":
-    """Start processes for a study before its arguments are known, because their imports take as long as a short run.
+    """Start processes for a study before its arguments are known.
+
+    Meanwhile the processes import their modules, which takes as long as a short run.
 
     The result is None if the runs are not carried out in processes of this machine. `count` and `here` are as for
     `workers_for`.
@@ -172,8 +174,8 @@ class ProcessWorkers:
         self._count = count or usable_cores()
         self._idle: list[_Worker] = []
         self._busy: dict[Connection, tuple[_Worker, Task]] = {}
-        # All workers read one file. A pipe has no room for a large template, so this process would wait until a worker
-        # reads it, before it starts the next one.
+        # All workers read the template from this file. A pipe has no room for a large template, so this process would
+        # have to wait until one worker has read it, before it could start the next worker.
         with _written("the arguments of the study"):
             self._begin = TemporaryFile()  # noqa: SIM115 - `__exit__` closes it
 

@@ -22,7 +22,7 @@ from ray_messaging.transports.step_values import Collected, CollectedKind
 
 _OPTIONS = ("by", "concurrency", "timeout", "collect", "only_active")
 _OTHERS = ("model", "agents", "start", "graph", "shared", "rules", "groups", "seed", "calls", "until")
-_UNENDING = 10**9  # the end of a run that has none
+_UNENDING = 10**9  # the number of steps for a run without `until`
 _CHUNKS = 64
 
 
@@ -121,7 +121,7 @@ class StepwiseRun:
     async def _pace(self, go_on: Callable[..., Awaitable[Sequence[GroupResult]]]) -> tuple[Sequence[GroupResult], int]:
         """Run the steps that `advance` asks for, until `close` is called.
 
-        Return the groups' final results, and the step before which the run has ended.
+        Return the groups' final results, and the number of steps that were run.
         """
         while (order := await self._orders.get()) is not None:
             steps, answer = order

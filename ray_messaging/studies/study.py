@@ -28,7 +28,7 @@ LEVEL = 0.95
 
 
 class Study:
-    """The results of a study, which is a set of runs with different parameters, from the study's folder.
+    """The results of a study (a set of runs with different parameters), read from the study's folder.
 
     `batch_run` returns a Study. A folder can also be opened while its study is going on.
 
@@ -216,7 +216,7 @@ class Study:
             raise ConfigError(f"the study in {self.folder!r} has no logs: make a study with batch_run(..., logs=True)")
         plain = {name: plain_value(value) for name, value in row.items()}
         equal = [run for run in self._runs if run.row == plain and run.replicate == replicate]
-        if equal:  # several rows may be equal to `row`, as those with 1 and True are: the one with the same types
+        if equal:  # rows with 1 and with True are equal: of several equal rows, the one with the same types is meant
             return self._log_of(min(equal, key=lambda run: _row_key(run.row) != _row_key(plain)))
         raise ConfigError(
             f"the study has no run with {plain} and replicate {replicate}: study.to_pandas() lists all runs"
@@ -228,9 +228,9 @@ class Study:
         return EventLog.open(self._files.log_of(run.key))
 
     def _first_message(self, runs: Sequence[StoredRun], base: Sequence[StoredRun]) -> str | None:
-        """Return a text about the first message in which a run differs from the base run of its replicate.
+        """Return a text about the first message in which a run differs from the base run with its replicate number.
 
-        Return None if no runs differ.
+        Return None if no run differs from its base run.
         """
         theirs = {run.replicate: run for run in base}
         found: list[tuple[int, int, Difference]] = []

@@ -25,7 +25,7 @@ class SharedSteps(NamedTuple):
     row: Row
 
     def before(self, planned: PlannedRun) -> PlannedRun:
-        """Return a planned run with the parameters of the shared steps, which are run once for all runs like it."""
+        """Return `planned` with the parameters of the shared steps. Runs for which the result is equal share them."""
         row = planned.row | self.row
         return planned._replace(key=key_of(row, planned.replicate), row=row)
 

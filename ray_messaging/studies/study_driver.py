@@ -1,4 +1,4 @@
-"""The runs of a study that have no result yet, which workers carry out, and whose results are written to the folder."""
+"""Workers carry out the runs of a study that have no result yet, and the results are written to the study's folder."""
 
 import time
 from collections import Counter
@@ -57,10 +57,8 @@ def carry_out_all(
 class _Tasks:
     """The tasks of a study that wait for a worker.
 
-    A task is a whole run, or the first steps that runs share, or later steps.
-
-    First steps that runs share are called a beginning, and the later steps of a run are called its rest. The rests of
-    one beginning come before the next beginning, so that only few beginnings are in memory.
+    A task is a whole run, or first steps that several runs share (a beginning), or the later steps of one run (its
+    rest). The rests of one beginning come before the next beginning, so that only few beginnings are in memory.
     """
 
     def __init__(self, left: Sequence[PlannedRun], shared_steps: SharedSteps | None) -> None:
@@ -119,7 +117,7 @@ def _drive(
             while tasks and workers.free:
                 workers.start(tasks.pop())
                 running += 1
-            # All workers have runs again, and do not wait for the files.
+            # Files are written only now that all workers have runs again, so that no worker waits for the writing.
             ended.flush_if_due()
             shown.show_if_due()
             if not running:

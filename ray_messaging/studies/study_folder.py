@@ -29,14 +29,14 @@ LOGS = "logs"  # the subfolder for the event logs of the runs, each in a folder 
 RUNS, SERIES, TIMES = "runs.parquet", "series.parquet", "seconds.parquet"
 _PART = re.compile(r"(runs|series)-(\d{8,})\.parquet")
 _OF_SERIES = re.compile(r"series(-\d{8,})?\.parquet")
-# In the metadata of a file of series: the key under which the keys of the runs are, one for each row group.
+# The name under which the metadata of a series file have the keys of the runs, one for each row group of the file.
 _KEYS = b"ray_messaging.runs"
 
 
 class StoredRun(NamedTuple):
     """A run that has ended, read from the study's folder.
 
-    `series` is the name of the file with the values that the run collected, and the row group in that file.
+    `series` is the name of the file with the values that the run collected, and the number of its row group there.
     """
 
     key: str
@@ -101,7 +101,7 @@ class StudyFolder:
 
         Return None if the folder has no study.
 
-        Raises: LogError if the file cannot be decoded.
+        Raises: LogError if the file of the record, `_study.json`, cannot be decoded.
         """
         if not (text := self.folder.read_file(RECORD)):
             return None

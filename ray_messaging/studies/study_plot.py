@@ -11,7 +11,7 @@ from ray_messaging.studies.bootstrap import Interval
 
 _WIDTH, _HEIGHT = 8, 4.5  # the size of a figure in inches
 _SHADE = 0.2
-_APART = 0.08  # the distance between points of different lines over the same str
+_APART = 0.08  # if the x values are strs: the distance between points of different lines at the same x value
 
 
 def draw(lines: Mapping[Any, Mapping[Any, Interval]], x: str, y: str, by: str | None, note: str) -> Any:  # noqa: ANN401 - matplotlib's Figure

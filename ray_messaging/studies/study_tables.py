@@ -78,7 +78,7 @@ def kind_of(column: pa.DataType) -> str | None:
 
 
 def joined_schema(schemas: Sequence[pa.Schema]) -> pa.Schema:
-    """Return the schema of several runs' collected values together: `step` and agents come first.
+    """Return one schema for the collected values of several runs. The columns of steps and of agents come first.
 
     A column of ints and floats becomes floats.
     """

@@ -30,8 +30,8 @@ class AnswerModel:
     An answer must fit the type's JSON schema, which every process checks in the same way. In a process that has the
     type, the answer must also fit the type.
 
-    Args: `read_all` decodes a JSON array of answers, and `read_one` a single answer; they raise any error if an answer
-    does not fit the type. `dump` returns values as dicts.
+    Args: `read_all` decodes a JSON array of answers, and `read_one` a single answer. If an answer does not fit the
+    type, they raise an error, which may be of any class. `dump` returns values as dicts.
     """
 
     def __init__(
@@ -120,7 +120,7 @@ def _checks_of(schema: bytes) -> tuple[Callable[[bytes], object], Callable[[byte
 
 
 def _slow_checks(schema: Any) -> tuple[Callable[[bytes], object], Callable[[bytes], object]]:  # noqa: ANN401 - JSON
-    """Return two functions that check answers by any schema: a JSON array of answers, and a single answer.
+    """Return two functions, like `_checks_of`, that check answers by a schema of any kind.
 
     They use the types and formats of `JsonTypes`.
     """

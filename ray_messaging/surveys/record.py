@@ -10,7 +10,7 @@ from ray_messaging.model.agent_sets import AgentSet
 from ray_messaging.model.fates import BLOCKED, IS_STORED, UNKNOWN
 from ray_messaging.receipt import Receipts
 
-END = "end"  # the record that ends a survey: the id of the last mailbox entry whose answers are counted
+END = "end"  # the name of the record that ends a survey; it has the id of the last mailbox entry whose answers count
 
 
 class SurveyRecord(msgspec.Struct, array_like=True, frozen=True):

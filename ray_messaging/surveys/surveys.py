@@ -36,7 +36,7 @@ _FRAMES = 32
 class AsyncSurvey:
     """A survey of an experiment.
 
-    The survey's mailbox is the record of its answers, so it is only read, never committed.
+    The survey's mailbox keeps all answers: they are read, but never acknowledged, which would delete them.
 
     Several processes may open a survey at the same time. Each of them reads the mailbox from its beginning.
     """
@@ -143,7 +143,7 @@ class AsyncSurvey:
     async def ask(self, places: Rows, timeout: float | None) -> None:
         """Ask the agents at the positions `places` among the survey's agents, a few thousand at a time.
 
-        The record of these questions is stored before more agents are asked.
+        The record of each such batch of questions is stored before the next batch is sent.
         """
         await open_mailbox(self._engine, self.record.mailbox, 2 * (self.tally.questions + len(places)))
         due, end = None if timeout is None else time.time() + timeout, _end_of(None, timeout)

@@ -19,13 +19,13 @@ ARRIVAL = ":agents"
 
 
 class UnreadFrames(NamedTuple):
-    """What a move of agents, outside of steps, does with messages in the old mailbox that its reader has not fetched.
+    """What a move of agents does with unfetched messages in the old mailbox, in an experiment without steps.
 
-    All entries that were not fetched, up to the entry `last`, are marked as acknowledged. Their messages are then
-    written again: messages for agents that stay, as the frames `stay`, into the same mailbox; messages for agents that
-    leave, as the frames `go`, into the target's mailbox. Without a target, `go` become dead letters, with `reason`.
-    `cursor`, `messages`, `nbytes` and `acks` are as in a transport's `commit`. `epoch` is the epoch of the mailbox's
-    reader. `number` counts the reader's attempts at moves under this epoch, from 1.
+    All entries that the reader of the old mailbox has not fetched, up to the entry `last`, are marked as acknowledged.
+    Their messages are then written again: messages for agents that stay, as the frames `stay`, into the same mailbox;
+    messages for agents that leave, as the frames `go`, into the target's mailbox. Without a target, `go` become dead
+    letters, with `reason`. `cursor`, `messages`, `nbytes` and `acks` are as in a transport's `commit`. `epoch` is the
+    epoch of the mailbox's reader. `number` counts the reader's attempts at moves under this epoch, from 1.
     """
 
     epoch: int
@@ -45,7 +45,8 @@ class MoveAttempt(NamedTuple):
 
     `record` is the new record of the mailbox that the agents leave, and `target` the new record of the target (None: no
     target). Both were made from the directory of mailboxes at `version`. If the directory has changed since, the
-    attempt is refused. In steps `unread` is None: the messages stay in their boxes, and the new group reads them there.
+    attempt is refused. In an experiment with steps, `unread` is None: the messages stay in the boxes of the old group,
+    and the new group reads them there. A box has the messages that one mailbox reads in one step.
     """
 
     record: MailboxRecord
@@ -67,7 +68,7 @@ class MoveOutcome(IntEnum):
     LOG_FULL = 5
     GONE = 6  # the target's mailbox does not exist, or its group leaves the steps
     OVER = 7  # the attempt was given up before this call reached the server
-    NOT_YET = 8  # in steps: the target does not take part yet in the next step
+    NOT_YET = 8  # in an experiment with steps: the target does not take part in the next step yet
 
 
 class Attempted(NamedTuple):
@@ -87,8 +88,8 @@ _ENTRIES = 64  # the most entries in one reply
 class RedisMoves:
     """Moves of agents between the mailboxes of one experiment.
 
-    Any call may be repeated; its effect happens once. In steps a repeated `move` may find that the directory has
-    changed, because its own first attempt changed it.
+    Any call may be repeated; its effect happens once. In an experiment with steps, a repeated `move` may find that the
+    directory has changed, because the first attempt of this call changed it.
 
     Args: `born` maps each mailbox that this process reads to a number, which distinguishes the mailbox from earlier and
     later mailboxes of the same name.
@@ -109,7 +110,7 @@ class RedisMoves:
     async def move(self, attempt: MoveAttempt) -> Attempted:
         """Move agents in one script call, and return the outcome.
 
-        In steps, the move is valid from the first step that no group has opened.
+        In an experiment with steps, the move is valid from the first step that no group has opened.
 
         Raises: Fenced if the mailbox has a newer reader than the reader that made the attempt.
         """

@@ -32,7 +32,7 @@ _FIRST = 16  # the most frames in the first reply about a box
 # the news have not come this many seconds after the answer, the box is read without them.
 _BESIDE_S = 0.1
 # How many seconds a group waits for the news that a run's driver has opened a step for it, before it asks for the step.
-# The news and the run's call of the group take about the same time.
+# The news arrive at about the same time as the driver's call that tells the group to go on.
 _TOLD_S = 0.01
 Answer = Opened | Waiting | Done
 
@@ -57,7 +57,7 @@ class BoxReader:
         self._start: BoxStart | None = None
         # A task that waits for news. It began before the group knew whether it has to wait.
         self._awaited: asyncio.Task[News] | None = None
-        # A task that waits until the box's step is opened for this group, which does not ask for it.
+        # A task that waits until the box's step is opened for this group, although the group has not asked for it.
         self._told: asyncio.Task[News] | None = None
         self._with_news, self._filled, self._large = with_news, filled, large
         self._written: Sequence[BoxFrame] = ()  # frames that this process has written to the box itself
@@ -66,8 +66,9 @@ class BoxReader:
     def following(self, box: str) -> "BoxReader":
         """Return the reader of the next step's box, which is likely to be as large as this one.
 
-        If this box had more frames than one reply, the next box is read ahead while the group waits. If this box was
-        empty, or if nothing was read from it and the group did not wait, the next box is read only when it is needed.
+        If this box had more frames than the first reply can have (`_FIRST`), the next box is read ahead while the group
+        waits. If this box was empty, or if nothing was read from it and the group did not wait, the next box is read
+        only when it is needed.
         """
         filled = bool(self._frames) or (bool(self._written) and self._waited)
         large = len(self._frames) > _FIRST
@@ -186,8 +187,8 @@ class BoxReader:
 
         Raises: FrameError if the server has lost some of the frames.
         """
-        # The task stores the beginning of the box, which comes with the news. The news themselves are not needed,
-        # because the server's answer, by which the step was opened, says the same.
+        # The task `_awaited` stores the beginning of the box, which comes with the news. The news themselves are not
+        # needed, because the server's answer, by which the step was opened, says the same.
         if (awaited := self._awaited) is not None and (await asyncio.wait((awaited,), timeout=_BESIDE_S))[0]:
             self._awaited = None
             with suppress(MessagingError):  # the next call raises the error, if it persists
@@ -204,7 +205,7 @@ class BoxReader:
             await self.read_ahead()
             found = counted(self._frames, covers)
         # After a restart, a server whose clock is behind may have given new entries ids below the last id that was
-        # read.
+        # read. So all frames of the box are read again.
         if found is None:
             self._frames = []
             await self.read_ahead()

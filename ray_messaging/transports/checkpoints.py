@@ -17,7 +17,8 @@ from ray_messaging.transports.connection.link import RedisLink
 
 _AT_ONCE = 1_000  # how many keys are read in one call, and how many pairs are written in one command
 _BOX = "box"
-# In a key `box-cover`: the fields that count the rows which came into the box from outside of the steps.
+# A key `box-cover:...` has the counts of one box. Its fields with such names count the box's rows from outside of the
+# steps.
 _OUTSIDE = re.compile(rb"c:-?\d+:")
 _BUS = "bus:"  # keys of AgentScope's hub, whose hashes have fields with names that users choose
 # Fields of the key `steps`. In a checkpoint, each of them is the checkpoint's step.

@@ -86,7 +86,7 @@ def following(entry: str) -> str:
 
 
 def keep_of(cursor: Cursor) -> str:
-    """Return an entry id such that a reader at this cursor needs no older entry any more."""
+    """Return the lowest entry id that a reader at this cursor may still need."""
     return following(cursor.entry) if cursor.row == 0 else cursor.entry
 
 

@@ -117,7 +117,7 @@ class RedisDeadLetters:
         self._link, self._keys = transport.link, transport.keys
 
     async def known(self) -> bool:
-        """Return whether the server knows an experiment of this name."""
+        """Return whether the server has data, or dead letters, of the experiment."""
         return bool(await self._link.command("EXISTS", self._keys.meta, self._keys.dead))
 
     async def facts(self) -> DeadFacts:

@@ -185,7 +185,7 @@ class RedisExperimentStore:
             server, following, keys = await self._link.script("scan_keys", [self._meta], [cursor, pattern, SCAN_COUNT])
             if found := [key for key in keys if key != but]:
                 await self._link.command("UNLINK", *found)
-            # After a failover, the cursor of the scan belongs to another server.
+            # After a failover another server answers, and the cursor means nothing to it. So the scan begins again.
             if server != scanned and cursor != b"0":
                 following = b"0"
             elif int(following) == 0:

@@ -101,13 +101,16 @@ _NAMED = 8  # the most channels that an error names
 class RedisIngress:
     """Subscriptions to exact channels. Patterns are used only if the user gave one, or for very many channels.
 
-    A subscriber to a pattern for all agents' channels also gets messages for agents that are not its own. So it also
-    subscribes to the channel `keys.wide`, and the send script does not count its subscription to a pattern as a
-    listener. Each mailbox has an "ear", a channel only for its messager. The subscription to the ear shows that the
-    messager is connected, so that a busy messager does not lose its mailbox. A message on the ear says that the mailbox
-    was removed. In one atomic call, the send script publishes an opening bracket, our own messages and a closing
-    bracket. The brackets have a separate channel. So messages between two brackets are our own, and are dropped here. A
-    message that matches several of our subscriptions is passed on once.
+    A subscriber to a pattern for all agents' channels also gets messages for agents that are not its own. The send
+    script must not count it as a listener to an agent's channel. So such subscribers also subscribe to the channel
+    `keys.wide`, by which the script counts them, and it subtracts their number.
+
+    Each mailbox has an "ear", a channel only for its messager. The subscription to the ear shows that the messager is
+    connected, so that a busy messager does not lose its mailbox. A message on the ear says that the mailbox is gone.
+
+    In one atomic call, the send script publishes an opening bracket, our own messages and a closing bracket. The
+    brackets have a separate channel. So messages between two brackets are our own, and are dropped here. A message that
+    matches several of our subscriptions is passed on once.
     """
 
     def __init__(self, link: RedisLink, keys: Keys, sink: Callable[[Ingress], None], ears: Sequence[str] = ()) -> None:
@@ -128,7 +131,7 @@ class RedisIngress:
         self._task: asyncio.Task[None] | None = None
         self._commands: deque[Iterator[list[str | bytes]]] = deque()
         self._asked = 0  # how many confirmations of sent commands have not arrived
-        self._unconfirmed = 0  # `_asked`, and how many confirmations will come for the commands that are not sent yet
+        self._unconfirmed = 0  # `_asked`, plus the number of confirmations for commands that are still to be sent
         self._waiting: list[asyncio.Future[None]] = []
         self._ours = False
         self._first: dict[bytes, bytes] = {}

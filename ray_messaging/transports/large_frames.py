@@ -30,7 +30,8 @@ class LargeFrames:
     def __init__(self, link: RedisLink, keys: Keys) -> None:
         self._link = link
         self._keys = keys
-        # On a cluster, a key that does not exist cannot be created in a slot that is being migrated.
+        # Not on a cluster: the script renames a mailbox's stream for the transaction, and in a slot that is being
+        # migrated, a key with a new name cannot be created.
         self._able = not link.config.cluster
 
     def takes(self, request: SendRequest) -> bool:

@@ -38,7 +38,7 @@ _TURN_S: Final = 0.01  # after this time, other tasks of the event loop get a tu
 
 
 class LocalSteps(RedisSteps):
-    """The steps of a run whose one group is in this process, in place of those on the server.
+    """The steps of a run whose only group is in this process. They replace steps on the server.
 
     A step waits for no other group, and nothing outlives the process, so the server need not know of the steps. The
     methods do the same as those of `RedisSteps`.
@@ -59,7 +59,7 @@ class LocalSteps(RedisSteps):
         self._sizes: dict[str, tuple[int, int]] = {}  # the rows and bytes of boxes, in the open step
         self._closes: dict[int, ClosedStep] = {}
         self._collected: list[Collected] = []
-        self._shape = b""  # the shape of the recorded series
+        self._shape = b""  # the first line of the recorded series, which describes them
         self._blocked = b""  # the messages that rules blocked in the last closed step
         self._results: dict[int, dict[str, bytes]] = {}  # the results of remembered calls, by step
         self._turn_at = 0.0  # the time of the next turn of other tasks
@@ -124,7 +124,8 @@ class LocalSteps(RedisSteps):
 
     def _write(self, write: FrameWrite, tag: StepTag) -> bool:
         """Write a frame to its box; return False if the box is full."""
-        # No process subscribes to a plain channel of this run. So a publication only takes room, as on the server.
+        # No process subscribes to a plain channel of this run, so publications are not sent. But they take room in a
+        # box, as they do on a server.
         box = write.mailbox or box_name(PUBLICATIONS, tag.sent + 1)
         publish = tuple(each.data for each in write.publish)
         frame = BoxFrame(_ENTRY, tag, write.rows, write.frame, publish=publish, batch=write.batch)
@@ -197,7 +198,7 @@ class LocalSteps(RedisSteps):
     async def closed_step(self, step: int) -> Mapping[str, ClosedStep]:
         """Return, under the group's name, how the group closed a step. Return an empty dict if this is not known.
 
-        It is known for as many of the last steps as a message may be sent ahead (`horizon`).
+        It is known for the last `horizon` steps (see `StepSettings`).
         """
         return {self._group: self._closes[step]} if step in self._closes else {}
 

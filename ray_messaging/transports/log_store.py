@@ -217,7 +217,10 @@ class RedisLog:
         await self._under_epoch("note_resumed", [self.keys.meta, self.keys.state(LOG)], args)
 
     async def agents(self, digest: bytes) -> AgentSet | None:
-        """Return the set of agents with a digest that a broadcast names, or None if the server does not have it."""
+        """Return the set of agents with this digest, or None if the server does not have it.
+
+        Broadcasts name their hearers by such a digest.
+        """
         data = await self.link.command("HGET", self.keys.hearers, digest)
         return None if data is None else decode_agents(data)
 

@@ -118,7 +118,7 @@ class Mailbox:
     def waits_for_its_name(self) -> bool:
         """Return whether the mailbox belongs to a closed messager whose name may be used again.
 
-        A group's mailbox never does.
+        A mailbox of a group never belongs to one.
         """
         return self.lease_s is None and not self.leased and not self.hosts and not self.keeps_answers
 

@@ -83,7 +83,8 @@ class StepNewsReader:
             if found:
                 place, (_, _, _, opened, _, boxes, _, directory, _, blocked) = found[0][1][-1]
                 shared.newest = News(place.decode(), int(opened), int(boxes), int(directory), blocked == b"1")
-            # If there are no news, the box may still change, so the replies are not used.
+            # The commands `behind` read the beginning of a box. Without news, the box may still change, so the replies
+            # to these commands are not used.
             return replies if found else []
         finally:
             shared.reading = False

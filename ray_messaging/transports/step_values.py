@@ -1,8 +1,8 @@
 """Arguments, results and errors of the store of steps (transports/steps.py).
 
 Some words: a box has the messages that one mailbox reads in one step. A step is sealed when all groups have closed it.
-A hold is a record that a reader of such steps, the event log for example, makes on the server: the server keeps all
-boxes that the reader has not read.
+A hold is a record that a reader of sealed steps, such as the event log, makes on the server. Because of it, the server
+keeps all boxes that the reader has not read.
 """
 
 from collections.abc import Sequence
@@ -17,14 +17,15 @@ if TYPE_CHECKING:
     from ray_messaging.config import Steps
 
 OUTSIDE = ""  # the name that frames from outside of the steps have in place of a group's name
-SUPERVISOR = ":rules"  # the member of the steps that closes each step after all groups; it is not in lists of groups
+SUPERVISOR = ":rules"  # takes part like a group, and closes each step after all groups; it is not in lists of groups
 NOTES = ":log"  # the box of notes for the event log; no user's mailbox has a colon in its name
 PUBLICATIONS = ":out"  # the box of messages for plain channels
 PLACES = ":places"  # the box of agents' new positions, which all groups read
 STANDSTILL = -(2**31)  # a hold at this position is so far behind that no step begins, even after `resume`
 RULE_CHANGE, CTRL_C = "a change of the rules", "Ctrl-C"  # names of holds at position STANDSTILL
 CHECKPOINT = "a checkpoint"  # the name of a hold that prevents all steps after its position
-# Prefix of an outside asker's mailbox: when all groups have closed a step, answers in its box are moved to the mailbox.
+# Prefix of the mailbox of an asker outside of the steps. When all groups have closed a step, the answers in the
+# mailbox's box of the step are moved to the mailbox.
 ASKER = "+"
 
 
@@ -188,8 +189,8 @@ class Closing(NamedTuple):
 
     `rows` is how many rows it has written to boxes of mailboxes in the step, and `counts` are its counts of messages.
     `series` are recorded data, `blocked` the messages that rules blocked, `calls` the results of remembered calls.
-    These four fields of bytes are stored as they are. With `state_changed` the group's state becomes `state` (None: no
-    state).
+    `counts`, `series`, `blocked` and `calls` are stored as they are. With `state_changed` the group's state becomes
+    `state` (None: no state).
     """
 
     rows: int

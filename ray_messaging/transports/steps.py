@@ -2,12 +2,14 @@
 
 The protocol:
 
-1. A group joins. Its first step is the first step such that no group has opened this step or the step before. Messages
-   that were sent before that previous step do not reach the group, nor do messages for steps after the group has left.
+1. A group joins. If n is the last step that some group has opened, the group takes part from step n + 2 on (from step 0
+   if no step was opened yet). Messages that were sent before step n + 1 do not reach the group, nor do messages for
+   steps after the group has left.
 2. A driver takes the group and gets an attempt number. A later driver gets a higher number, and the earlier driver is
    fenced.
-3. `open` opens the step after the group's last closed step. It waits for the barrier, for the window (how far a group
-   may be ahead of the slowest group), for holds (readers of sealed boxes, such as the event log), and during a pause.
+3. `open` opens the step after the group's last closed step. It waits for the barrier (until other groups have closed
+   the step before), for the window (how far a group may be ahead of the slowest group), for holds (readers of sealed
+   boxes, such as the event log), and during a pause.
 4. The frames that are sent in step s are written to boxes: box `M@v` has the frames that mailbox M reads in step v,
    where s < v <= s + horizon. Each frame has a tag: group, s, attempt. The server refuses the frames unless the
    attempt's driver has the step open.
@@ -120,7 +122,8 @@ class RedisSteps:
 
         The mailbox of the group has the group's name. The first step is 0 if no step was opened yet. Otherwise it is
         the second one after the step that was opened last, so that all senders know the group before it. For the name
-        SUPERVISOR, the part of the interceptor that closes steps, it is the open step, or the next one if none is open.
+        SUPERVISOR, the part of the interceptor that closes steps, the first step is the open step, or the next one if
+        none is open.
 
         Args: With `again`, a group that left the steps when its driver ended may join again.
         Raises: AlreadyExists if the group is leaving; ConfigError if the experiment has no steps.
@@ -455,7 +458,7 @@ class RedisSteps:
     async def closed_step(self, step: int) -> Mapping[str, ClosedStep]:
         """Return, for each group that has closed a step, the number of the committed attempt, and the group's counts.
 
-        The server has them for as many steps as a message may be sent ahead (`horizon`).
+        The server has them for the last `horizon` steps (see `StepSettings`).
         """
         found = await self._link.command("HGETALL", self._keys.steps(str(step)))
         fields = dict(zip(found[::2], found[1::2], strict=True))

@@ -55,7 +55,7 @@ from ray_messaging.transports.transport_values import (
 )
 
 _OTHERS = 16  # how many leases of other mailboxes, chosen at random, are read in addition to the requested ones
-_PLAIN_COMMIT = 7  # how many arguments a commit has that moves only the cursor
+_PLAIN_COMMIT = 7  # the number of arguments of a commit, if it moves only the cursor
 
 
 class RedisTransport:

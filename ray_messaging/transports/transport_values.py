@@ -83,7 +83,7 @@ class Published(NamedTuple):
 
 
 LOG = ":log"  # the name of the log stream in place of a mailbox's name; users' mailboxes have no colon
-LOG_STREAM = LOG + ":0"  # the log stream among the streams that the event log reads
+LOG_STREAM = LOG + ":0"  # the key of the log stream (see `LogStreams`)
 
 
 class LoggedFrame(NamedTuple):
@@ -142,7 +142,7 @@ class Conclusion(msgspec.Struct):
     state_changed: bool = False
     number: int = 0
     acks: SelectiveAcks | None = None
-    changes: int = 0  # the value of the counter `changes` in the reader's commits when this conclusion was made
+    changes: int = 0  # the reader's counter `changes` (see receiving/commits.py) when this conclusion was made
 
 
 class SendRequest(msgspec.Struct):

@@ -9,7 +9,7 @@ A frame, in order; all numbers are little endian:
     from_ids, to_ids               i8 for each row (i4 if a flag is set): an int id, or the index of a str id in the
                                    header's table; no to_ids if each row is a broadcast to several hearers
                                    (a fold)
-    columns by flags               deliver i8, ordinal u4, numbers i8 and places u4 of `in_reply_to`, expects_answer u1,
+    optional columns               deliver i8, ordinal u4, numbers i8 and places u4 of `in_reply_to`, expects_answer u1,
                                    numbers i8 and places u4 of `caused_by`;
                                    numbers u4, kinds of from_ids and to_ids u1, topic u2 (u4 if a flag is set), step
                                    i8, sent_at f8, index u4 (each row's line), lengths u4 (of each line, if the lines
@@ -45,9 +45,9 @@ from ray_messaging.model.message_ids import NO_NUMBER, MessageIdColumn
 from ray_messaging.model.typed.column import NUMBERS, STRING, NumberColumn, TextColumn, TypedColumn
 from ray_messaging.model.typed.typed_table import Payloads, TypedColumns
 
-try:  # This package computes CRC-32 by special instructions of the processor, in a tenth of zlib's time.
+try:  # isal computes CRC-32 by special instructions of the processor, in a tenth of zlib's time.
     from isal.isal_zlib import crc32
-except ImportError:  # If the package does not exist for this machine, the standard library computes the same checksum.
+except ImportError:  # If isal does not exist for this machine, the standard library computes the same checksum.
     from zlib import crc32
 
 FOREIGN_SENDER = "foreign-"  # followed by a mailbox's name, this is the sender of foreign clients' messages

@@ -53,10 +53,10 @@ class LogNote(msgspec.Struct, array_like=True, frozen=True):
     """A note for the event log about the fate of a frame's rows.
 
     `fate` is an index into `fates.FATES`, for all rows. If it is PUBLISHED, a row with subscribers is published, and a
-    row without subscribers is undeliverable; only the server knows their number. If it is DELIVERED, `mailbox` is the
-    mailbox that has the rows. `why` has the rows that rules blocked or rewrote, and `before` the payloads of rows
-    before a rewrite. If the note has only some rows of a mailbox's frame, `places` has each row's place in that frame
-    (uint32, little endian).
+    row without subscribers is undeliverable; only the server knows which rows have any. If it is DELIVERED, `mailbox`
+    is the mailbox that has the rows. `why` has the rows that rules blocked or rewrote, and `before` the payloads of
+    rows before a rewrite. If the note has only some rows of a mailbox's frame, `places` has each row's place in that
+    frame (uint32, little endian).
     """
 
     fate: int

@@ -18,8 +18,8 @@ Commands = Sequence[Sequence[Any]]
 class BlockingReads:
     """Blocking reads of streams, one read at a time, because nothing else can use the connection during a read.
 
-    Args: without `own_cursors`, a cursor may be after all entries of its stream, which is then no sign that the server
-    has lost entries.
+    Args: with `own_cursors`, each cursor is an entry of its stream. So a cursor after all entries of the stream is a
+    sign that the server has lost entries. Without `own_cursors`, it is none.
     """
 
     def __init__(self, link: RedisLink, *, own_cursors: bool = True) -> None:
@@ -50,7 +50,7 @@ class BlockingReads:
             reply, *more = await self._link.persist(partial(self._once, [command, *behind], timeout_s, cursors))
             done = True
         finally:
-            # The read was cancelled, but its reply may still arrive, so the connection cannot be used again.
+            # The read failed or was cancelled, but its reply may still arrive. So the connection cannot be used again.
             if not done:
                 self.close()
         return [reply or [], *more]

@@ -26,7 +26,7 @@ class _Node(NamedTuple):
     """A node of the cluster, as another node has described it.
 
     `has_slot` says whether the node has the slot of the experiment's keys. `epoch` is the node's config epoch: if two
-    nodes claim a slot, the higher one wins.
+    nodes claim a slot, the node with the higher epoch has it.
     """
 
     name: str

@@ -57,8 +57,8 @@ from ray_messaging.transports.connection.scripts import script_hash, script_text
 from ray_messaging.transports.server_facts import Info, is_replica, number, read_info, refusal
 
 T = TypeVar("T")
-# A function that is called with a new connection, and with the streams that will be read over it: the last entry that
-# was read, by the key of the stream.
+# A function that is called with a new connection, and with a mapping: it has, by the key of each stream that will be
+# read over this connection, the last entry that was read.
 Greet = Callable[[Wire, Mapping[str, str]], Awaitable[None]]
 
 _GLANCE_S = 1.0  # the time between two checks whether the experiment has ended
@@ -91,7 +91,8 @@ _ANSWERS = (ResponseError, BusyLoadingError)  # errors that the server replied, 
 _FULL = ("MISCONF", "NOREPLICAS")
 
 
-# What to do about errors that pass, by signs in the error's type and text: redis-py cuts codes such as LOADING off.
+# For errors after which repeating the call may help: what to do until then, by signs in the error's type and text. The
+# type is needed because redis-py cuts codes such as LOADING off the text.
 _WAITS = {
     ("BusyLoading",): "wait until the server has loaded its data",
     ("ReadOnly",): "it is a replica: give the address of the primary",
@@ -148,7 +149,7 @@ class RedisLink:
         self._closed = False
         self._wire: Wire | None = None
         self._opening = asyncio.Lock()
-        # False after the server, or a missing right of our user, has refused MULTI or EXEC.
+        # False after the server has refused MULTI or EXEC, for example because our user lacks the right to use them.
         self.transacts = True
         self._known: dict[str, str] = {}  # the hashes of the scripts that were sent to the server, by name
         # A function that is called with each new connection before its first script or blocking read.
@@ -372,7 +373,8 @@ class RedisLink:
                 **facts,
             )
         if isinstance(error, (*_PASSING, RedisError)):
-            # In steps TLS is not the cause, because the group has reached the server with the same TLS settings before.
+            # If a step makes the call, TLS is not the cause, because the step's group has reached the server with the
+            # same TLS settings before.
             tls = tls_trouble(error, self.config) if self.outage is None else None
             why = tls or f"{str(error).rstrip('.') or 'no answer in time'}; {self._look_at()}"
             return ConnectionFailed(f"cannot reach the server at {self.where}{self._from(last=last)}: {why}", **facts)
@@ -470,7 +472,7 @@ class RedisLink:
         """Run one of our scripts. It is repeated with the same arguments while the connection is interrupted.
 
         Args: `cut` is called after each attempt with an unknown outcome. `first` is awaited once before the script; if
-        its result is not None, it is returned instead.
+        its result is not None, this result is returned, and the script is not run.
         """
         attempt = partial(self._run, name, keys, args)
         return self.persist(attempt if first is None else _after(first, attempt), cut)
@@ -539,9 +541,10 @@ class RedisLink:
         return await self.persist(lambda: asyncio.gather(*map(self._once, commands)))
 
     async def persist(self, attempt: Callable[[], Awaitable[T]], cut: Callable[[], None] | None = None) -> T:
-        """Repeat a call while the connection is interrupted, for at most `patience_s` seconds, or for longer in steps.
+        """Repeat a call while the connection is interrupted, for at most `patience_s` seconds.
 
-        A step waits longer for a server that it cannot reach, but not for a server that is full or lacks replicas.
+        A step of a simulation repeats its calls for longer if it cannot reach the server, but not if the server is full
+        or lacks replicas.
 
         Args: `attempt` makes the call. `cut` is called after each attempt with an unknown outcome.
         Raises: ServerRefused at once; Closed if the experiment has ended; ConnectionFailed if the server cannot be

@@ -21,7 +21,7 @@ class TooFewReplicasError(RedisConnectionError):
 class UnconfirmedError(RedisConnectionError):
     """A call was answered, but the guard's commands after it were not.
 
-    So it is unknown whether replicas have its effect.
+    So it is unknown whether replicas have the effect of the call.
     """
 
 
