@@ -60,7 +60,7 @@ _OURS = "rm:{"
 _SURVEY = re.compile(r".*\.[0-9a-f]{16}\.survey")
 _INTERNAL = re.compile(rf"{_SURVEY.pattern}|.*\.answers|anon-[0-9a-f]{{16}}")
 _INTEGER = re.compile(r"0|-?[1-9][0-9]{0,18}")
-_TUPLES = 100_000  # this many tuples are remembered, because a model uses the same tuples in each step
+_TUPLES = 100_000  # the texts of this many ids that are tuples are kept, because a model uses the same ids in each step
 INT64_MIN, INT64_MAX = -(2**63), 2**63 - 1
 
 

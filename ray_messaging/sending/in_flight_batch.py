@@ -35,7 +35,7 @@ class BatchOwner(Protocol):
     def callers_told(self) -> None:
         """Record that all callers of a batch have their receipts.
 
-        Callers of single messages may get theirs in several groups.
+        This is called once for a batch. Callers of single messages may have got their receipts one group after another.
         """
 
 

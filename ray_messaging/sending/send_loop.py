@@ -172,9 +172,9 @@ class SendLoop:
 
     @property
     def _is_wave(self) -> bool:
-        """Return whether the open batch has enough messages to be sent while calls are under way.
+        """Return whether the open batch is large enough to be sent before the server has answered earlier calls.
 
-        If the server is near, the result is False.
+        This is always False if the server is near, because its answers come soon.
         """
         return 0 < self._wave <= 2 * self._source.open_rows
 

@@ -66,8 +66,9 @@ class RedisBackend:
     def stores(self, exp_id: str, settings: MessagingConfig, *, run: str = "", reset: bool = False) -> RedisStores:
         """Make the stores of an experiment.
 
-        Args: `run` is the id of the call of `Messaging.start` that must own the experiment ("": any call). `reset` says
-        that this call deletes the existing data, so the format of these data does not matter.
+        Args: `run` is the id of a call of `Messaging.start`. The stores refuse calls once a later start has taken over
+        the experiment ("": they never do). `reset` says that this call deletes the existing data, so the format of
+        these data does not matter.
         """
         return RedisStores(self.transport(exp_id, settings, run=run, reset=reset))
 

@@ -75,7 +75,7 @@ from ray_messaging.transports.transport_values import FrameFate, SendReply, Send
 
 _RESULTS = 256  # the most results of remembered calls, or recorded series, in one reply
 _REPLY_BYTES = 16 * 2**20  # about the most bytes of recorded series in one reply
-_TOLD = 2000  # about the most entries in the stream of news about agents that run ahead
+_TOLD = 2000  # the stream that tells which agents are ahead of the open step has at most about this many entries
 _UNWRITTEN = 4  # the reply of script commit_step if it has written nothing
 
 

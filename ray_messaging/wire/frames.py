@@ -58,8 +58,8 @@ _ALIGNMENT = 8  # typed columns begin at a multiple of this many bytes from the 
 _NUMBERS, _FROM_KINDS, _TO_KINDS, _TOPIC, _STEPS, _TIMES, _INDEX, _LENGTHS = (1 << bit for bit in range(8))
 _I8, _I4, _F8, _U4, _U2, _U1 = map(np.dtype, ("<i8", "<i4", "<f8", "<u4", "<u2", "u1"))
 
-# Optional columns in their order, which come after the fixed columns. The lengths come last, because they have a value
-# for each line, and not for each row.
+# Optional columns in their order, which come after the fixed columns. The column of lengths is not among them. It comes
+# last, because it has a value for each different payload, and not for each row.
 _OPTIONAL = (
     (_NUMBERS, _U4), (_FROM_KINDS, _U1), (_TO_KINDS, _U1), (_TOPIC, _U2), (_STEPS, _I8), (_TIMES, _F8), (_INDEX, _U4)
 )  # fmt: skip

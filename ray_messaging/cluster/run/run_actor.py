@@ -141,7 +141,7 @@ class RunActor:
         # The thread is the same in all runs, because clients in a user's module are bound to the thread's event loop.
         self._thread = ModelThread()
         self._running = asyncio.Lock()  # only one call of `run` runs at a time; the next one may come before its end
-        self._is_told = False  # whether `Run` opens the first step of a call for all groups
+        self._is_told = False  # whether `Run` opens the first step of each call of `run`, and tells all groups
         self._turn = 0  # the number of the current call of `run`
         self._last: int | None = None  # the step after which `end_after` lets the current call of `run` end
         # Tells the interceptor, for the inspector, which calls through `me.remember` are under way.

@@ -199,7 +199,7 @@ class Waiters:
             del self._open[future]
 
     async def pause(self, timeout_s: float) -> None:
-        """Wait for timeout_s seconds, or until some task waits for goals."""
+        """Wait for timeout_s seconds, or until some task waits in `reach` for rows of the log."""
         if self._open:
             return
         self._asked.clear()

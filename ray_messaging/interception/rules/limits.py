@@ -177,8 +177,9 @@ class RateLimit(Rule):
 class RoundQuota(Rule):
     """Limit how many agents each agent may write to in a round, and how many of its messages may be blocked.
 
-    The user has no quota. `state` has an entry with the key (from_id, to_id) for each contact of the round. The entry
-    with the key from_id is the number of this agent's messages that had been blocked before the round.
+    The user (from_id None) has no quota. The rule's attribute `state` has an entry with the key (from_id, to_id) for
+    each contact of the round, and an entry with the key from_id that says how many of the agent's messages had been
+    blocked when the round began.
 
     Args:
         contacts: the number of agents that one agent may write to in a round (None: no limit). Further messages to

@@ -153,13 +153,14 @@ class Rule:
         return False
 
     def room(self, senders: Sequence[AgentId | None]) -> Sequence[int]:
-        """Return, for each sender, after how many more blocked messages this rule may judge the sender differently.
+        """Return, for each sender, how many more of its messages must be blocked before verdicts may change.
 
-        Each number must be at least 1. The numbers are used only if `counts_blocked` is True, which means that verdicts
-        depend on how many messages of the sender were blocked before, by any rule. In a simulation in steps, messages
-        are then judged in parts, so that no verdict depends on messages that are blocked in the same part. A part has
-        at most as many messages of a sender as this method returns for the sender. Only a broadcast may make a part
-        larger, because the messages to its hearers stay together.
+        Each number must be at least 1. A rule that bans senders after 3 blocked messages returns 2 for a sender that
+        has 1. The numbers are used only if `counts_blocked` is True, which means that verdicts depend on how many
+        messages of the sender were blocked before, by any rule. In a simulation in steps, messages are then judged in
+        parts, so that no verdict depends on messages that are blocked in the same part. A part has at most as many
+        messages of a sender as this method returns for the sender. Only a broadcast may make a part larger, because the
+        messages to its hearers stay together.
         """
         return [UNLIMITED] * len(senders)
 

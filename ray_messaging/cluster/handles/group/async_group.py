@@ -544,7 +544,7 @@ class AsyncGroup(StampedHandle):
         await self._insist(lambda: self.actor.give_up.remote(self._caller, token))
 
     async def give_up_unacked(self) -> None:
-        """Give back all messages of this handle's fetches with commit="acked" that are not committed yet."""
+        """Give back to the mailbox the messages that this handle fetched with commit="acked" and did not commit yet."""
         for token in [*self._unacked.values()]:
             await self.give_up_lease(token)
 
