@@ -118,7 +118,10 @@ class Chat:
         self._opening: dict[asyncio.AbstractEventLoop, asyncio.Task[None]] = {}
 
     def call_content(self) -> object:
-        """Return what an answer depends on besides the prompt: the server and the request, without the API key."""
+        """Return what an answer depends on besides the prompt.
+
+        This is the server's address and the other fields of the request, such as the model, but not the API key.
+        """
         return ["Chat", self._address, self.system, self._request]
 
     async def __call__(self, prompt: str | Sequence[Mapping[str, Any]], /) -> Any:  # noqa: ANN401 - text, or a dict
