@@ -54,7 +54,7 @@ def _names(kept: Kept) -> Finding:
     return warning(
         "kept names",
         text,
-        "remove them: for name in messaging.closed_messagers(): messaging.remove_messager(name). Give a name only to a "
+        "remove them by `for name in messaging.closed_messagers(): messaging.remove_messager(name)`. Give a name only to a "
         "messager that will be opened again: of a messager without a name nothing is kept",
     )
 
