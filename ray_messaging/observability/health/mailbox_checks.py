@@ -54,8 +54,8 @@ def _names(kept: Kept) -> Finding:
     return warning(
         "kept names",
         text,
-        "remove them by `for name in messaging.closed_messagers(): messaging.remove_messager(name)`. Give a name only to a "
-        "messager that will be opened again: of a messager without a name nothing is kept",
+        "remove them by `for name in messaging.closed_messagers(): messaging.remove_messager(name)`. Give a name only "
+        "to a messager that will be opened again: of a messager without a name nothing is kept",
     )
 
 
