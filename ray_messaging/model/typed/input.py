@@ -293,7 +293,7 @@ def _no_texts(texts: list[Any]) -> InvalidColumns:
         )
     if all(_is_vector(found) for found in texts):
         if (lacking := next((row for row, found in enumerate(texts) if np.ma.is_masked(found)), None)) is not None:
-            raise _lacks_number(lacking)
+            return _lacks_number(lacking)
         forms = [(len(found), _kinds(found)) for found in texts]
         row = next((row for row, form in enumerate(forms) if len(form[1]) > 1 or form != forms[0]), 0)
         return _unlike_vectors(row, texts)
