@@ -48,15 +48,17 @@ _GONE, _MOST_FIELDS = 64, 1_000
 # Statuses with which the server refuses the sender, and not only its frames.
 _OF_THE_SENDER = (SendStatus.FENCED, SendStatus.LOST, SendStatus.RESTORED)
 _LARGE = 16 * 2**10  # a refused frame below this size is sent again without asking whether there is room for it
-# The most calls under way, and the most bytes under way when a further call is made. They suffice for a link of 100
-# MB/s with a round trip of 80 ms.
-_WINDOW_CALLS, _WINDOW_BYTES = 16, 8 * 2**20
+# The most calls under way to a near server and to a far server, and the most bytes under way when a further call is
+# made. For a far server, they suffice for a link of 100 MB/s with a round trip of 80 ms. A near server needs one call
+# besides the call that it carries out; more calls would only take memory.
+_NEAR_CALLS, _FAR_CALLS, _WINDOW_BYTES = 2, 16, 8 * 2**20
 # If a reply takes more seconds than this, the network or the server is slow. With more bytes under way, calls would
 # only exceed their timeout.
 _SLOW_S = 0.5
-# A server is far if each of the last `_TRIPS` calls took at least _FAR_S seconds, plus _BYTE_S for each byte, until its
-# reply came. A nearer server replies before a further call would be worth the processor time that it takes.
-_FAR_S, _BYTE_S, _TRIPS = 0.004, 5e-9, 32
+# A server is far if each of the last `_TRIPS` calls took at least _FAR_S seconds, plus _BYTE_S for each byte that was
+# under way, until its reply came. A nearer server replies before a further call for a part of the open batch would be
+# worth the processor time that it takes.
+_FAR_S, _BYTE_S, _TRIPS = 0.004, 1.5e-9, 32
 
 
 class CallUnderWay(NamedTuple):
@@ -102,8 +104,8 @@ class FrameSender(Destination):
         self.replied: Callable[[], None] = lambda: None
         # While more bytes than this are under way, no further call is made; the number grows with each reply.
         self._window = 0
-        # How long the latest calls took, in s, less _BYTE_S for each byte. `far_s` is the least of these times if the
-        # server is far, otherwise 0.
+        # How long the latest calls took, in s, less _BYTE_S for each byte that was under way. `far_s` is the least of
+        # these times if the server is far, otherwise 0.
         self._trips = deque[float](maxlen=_TRIPS)
         self.far_s = 0.0
         self.called_at = 0.0  # the loop time of the last call that `send` has left under way
@@ -231,8 +233,8 @@ class FrameSender(Destination):
     @property
     def has_room(self) -> bool:
         """Return whether one more call may be made while calls are under way."""
-        under_way = sum(call.nbytes for call in self.calls)
-        return not self.calls or (len(self.calls) < _WINDOW_CALLS and under_way <= self._window)
+        most = _FAR_CALLS if self.far_s else _NEAR_CALLS
+        return not self.calls or (len(self.calls) < most and self._bytes_under_way() <= self._window)
 
     async def send(self, *, ahead: bool = False) -> None:
         """Write all frames that can be written now; raise Fenced if another sender has our name.
@@ -278,10 +280,14 @@ class FrameSender(Destination):
         refused = self._some_refused or self._refusals or self.stale_verdicts or self._directory_stale
         return not refused and self._fence_at is None and not self.router.unkept
 
+    def _bytes_under_way(self) -> int:
+        return sum(call.nbytes for call in self.calls)
+
     def _call_ahead(self) -> None:
         while self.has_room and (ready := self.next_call()):
             began = self.called_at = asyncio.get_running_loop().time()
-            reply = asyncio.create_task(self._call(ready, ready[0].verdict_epoch), name="ray_messaging send")
+            call = self._call(ready, ready[0].verdict_epoch, earlier_bytes=self._bytes_under_way())
+            reply = asyncio.create_task(call, name="ray_messaging send")
             reply.add_done_callback(self._has_replied)
             nbytes = sum(frame.nbytes for frame in ready)
             self.calls.append(CallUnderWay(ready, nbytes, began, not self.calls, reply))
@@ -373,14 +379,20 @@ class FrameSender(Destination):
         return reply
 
     async def _call(
-        self, frames: list[OutboundFrame], verdict_epoch: int, conclusion: Conclusion | None = None
+        self,
+        frames: list[OutboundFrame],
+        verdict_epoch: int,
+        conclusion: Conclusion | None = None,
+        *,
+        earlier_bytes: int = 0,
     ) -> SendReply:
+        """Make one call. Args: `earlier_bytes` is the size of the calls that are under way before it."""
         began = time.perf_counter()
         reply = await self.transport.send(
             SendRequest(self.sender, self.epoch, self.router.routes.version, verdict_epoch, frames, conclusion)
         )
         took_s = time.perf_counter() - began
-        self._trips.append(took_s - _BYTE_S * sum(frame.nbytes for frame in frames))
+        self._trips.append(took_s - _BYTE_S * (earlier_bytes + sum(frame.nbytes for frame in frames)))
         least_s = min(self._trips)
         self.far_s = least_s if least_s >= _FAR_S else 0.0
         if self.observer is not None:

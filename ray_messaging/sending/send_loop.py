@@ -38,9 +38,10 @@ class SendLoop:
     """A task that takes one batch after the other, gets the verdicts on it, and writes it.
 
     While a call is under way, the open batch collects messages. Closed batches, such as those of large sends, collect
-    no more messages, so they are written while earlier calls are under way. If the server is far, the open batch is
-    written too while calls are under way. So callers who wait for receipts do not all wait for the same reply, and some
-    of them send their next messages while the messages of the others are on their way.
+    no more messages, so they are written while an earlier call is under way, or, if the server is far, several calls.
+    If the server is far, the open batch is written too while calls are under way. So callers who wait for receipts do
+    not all wait for the same reply, and some of them send their next messages while the messages of the others are on
+    their way.
     """
 
     def __init__(
@@ -154,8 +155,8 @@ class SendLoop:
         """
         source, frames = self._source, self._frames
         closed, under_way = source.has_closed, bool(frames.calls)
-        follows = closed or (under_way and (at := self._follow_at) is not None and at <= self._loop.time())
-        may_write = frames.has_room if follows else not under_way
+        follows = closed or ((at := self._follow_at) is not None and at <= self._loop.time())
+        may_write = not under_way or (frames.has_room and follows)
         ahead = closed or under_way or self._is_wave
         return (source.take() if may_write else None), ahead
 
