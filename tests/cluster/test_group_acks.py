@@ -149,9 +149,9 @@ def test_an_ack_of_redelivered_messages_of_a_group_raises(hasty, group):
     holder.fetch_messages(timeout=60)
     thief, again = expired(group)
     assert numbers(again) == [0, 1, 2]
-    [told] = [each for each in hasty.health().findings if each.what == f"group {group.name!r}: commits"]
-    assert f"of process {os.getpid()}" in told.value
-    assert "3 messages were delivered again" in told.value
+    # On a busy machine another handle may have lost messages, too, which has a finding of its own.
+    told = [each.value for each in hasty.health().findings if each.what == f"group {group.name!r}: commits"]
+    assert any(f"of process {os.getpid()}" in one and "3 messages were delivered again" in one for one in told)
     with pytest.raises(CommitFailed, match="3 messages of group") as caught:
         holder.ack()
     error = pickle.loads(pickle.dumps(caught.value))
