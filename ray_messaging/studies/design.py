@@ -72,8 +72,8 @@ def _rows_of(parameters: Any) -> list[Row]:  # noqa: ANN401 - as the user has wr
             raise ConfigError("parameters=[] is empty: for runs without parameters leave parameters= out")
         return [dict(row) for row in parameters]
     raise ConfigError(
-        f"parameters={short_repr(parameters)} must be a dict of lists, each combination of which is a row, such as "
-        "{'chance': [0.1, 0.2]}, a list of dicts, or a DataFrame"
+        f"parameters={short_repr(parameters)} must be a dict of lists such as {{'chance': [0.1, 0.2]}} (each "
+        "combination of their values becomes a row), or a list of rows as dicts, or a DataFrame of rows"
     )
 
 

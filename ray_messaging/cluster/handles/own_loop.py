@@ -79,13 +79,13 @@ def _serve(loop: asyncio.AbstractEventLoop) -> None:
 
 
 async def _end_all(loop: asyncio.AbstractEventLoop) -> None:
-    """Cancel all tasks that are left, such as those of other packages; call what `at_loop_end` has registered."""
+    """Cancel all tasks that are left, such as those of other packages. Then end the loop's async generators."""
     left = asyncio.all_tasks() - {asyncio.current_task()}
     for task in left:
         task.cancel()
     if left:
         await asyncio.wait(left, timeout=_END_S)
-    await loop.shutdown_asyncgens()
+    await loop.shutdown_asyncgens()  # `at_loop_end` registers a function by an async generator, which calls it now
 
 
 def run_in_own_loop(work: Callable[[], Coroutine[Any, Any, T]]) -> T:

@@ -22,8 +22,9 @@ from ray_messaging.transports.log_store import LogItem, mailbox_of
 from ray_messaging.wire.frames import decode
 from ray_messaging.wire.notes import Before, LogNote, RuleNote, decode_log_note
 
-# A batch has about this many rows. Each batch takes 0.4 ms besides the time for its rows, which for 8,192 rows would be
-# a fifth of the time. Columns of more rows would not fit the processor's cache.
+# A batch has about this many rows. Besides the time for its rows, each batch takes 0.4 ms. For a batch of only 8,192
+# rows, these 0.4 ms would be a fifth of its whole time. Columns of more than 32,768 rows would not fit the processor's
+# cache.
 CHUNK_ROWS = 32_768
 # A batch has at most this many bytes of payloads, because a segment can only be closed between batches.
 PIECE_BYTES = 16 * 2**20

@@ -71,9 +71,9 @@ class StepFeed:
 
     `position` says up to which step the messages are in the log.
 
-    Args: `reader` reads the experiment's streams. `take` is `LogWriter._take`. Its argument `missing` is a
-    text about missing messages, if the groups have counted other numbers of messages in a step than the log has;
-    otherwise it is "". `passed` is called when the rows for which `ask` was called are in the log.
+    Args: `reader` reads the experiment's streams. `take` is `LogWriter._take`, which gets the rows. Its last argument
+    is a text about missing messages, or "" if the log has as many messages of a step as the groups have counted.
+    `passed` is called without arguments when the log has the messages for which a caller of `ask` waits.
     """
 
     def __init__(
