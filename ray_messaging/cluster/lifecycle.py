@@ -312,7 +312,8 @@ def _end_running(exp_id: str, on_existing: str) -> None:
         running = connect(exp_id)
     except UnknownName:
         return
-    # Another start has claimed the experiment, so the one that runs here can do nothing any more.
+    # An experiment of the same name has been started elsewhere. It has fenced the one whose actors run in this cluster:
+    # these actors can do nothing any more.
     except Fenced:
         for actor in named_actors(f"{exp_id}/").values():
             kill(actor)

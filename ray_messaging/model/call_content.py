@@ -95,9 +95,11 @@ def content_digest_of(
 ) -> str:
     """Return a digest of all on which a call through `me.remember` depends.
 
-    Args: `uses` stands for objects of unknown content, as in `by_content`.
+    Args: `uses` is the argument of `by_content`: it is digested in place of objects that the function uses and whose
+    content cannot be determined.
 
-    Raises: ConfigError for an object whose content is unknown.
+    Raises: ConfigError if the content of an argument or of `uses` cannot be determined, or, without `uses`, that of an
+    object that the function uses.
     """
     teller = _Teller(lenient=uses is not None)
     try:
@@ -282,7 +284,8 @@ class _Teller:
             told += [msgspec.json.encode(schema(), order="deterministic"), *self._beside_schema(kind, place)]
             parts |= {name: part.wrapped for name, part in parts.items() if hasattr(part, "decorator_info")}
         else:
-            told += [self._default(each, place) for each in getattr(kind, "__struct_defaults__", ())]  # a Struct's
+            # A msgspec Struct keeps the default values of its fields here.
+            told += [self._default(each, place) for each in getattr(kind, "__struct_defaults__", ())]
             return ["class", kind.__qualname__, told, self._members_of(kind, parts)]
         parts = {name: part for name, part in parts.items() if isinstance(part, _CODE)}
         return ["class", kind.__qualname__, told, self._members_of(kind, parts)]

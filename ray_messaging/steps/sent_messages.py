@@ -21,7 +21,8 @@ if TYPE_CHECKING:
     from ray_messaging.transports.steps import RedisSteps
 
 Rows = NDArray[np.intp]
-# A function that takes a mailbox and broadcasts to it, and returns a batch with a row for each hearer.
+# A function whose arguments are the name of a mailbox and a batch of broadcasts that the mailbox reads. The function
+# returns a batch with one row for each hearer.
 Unfold = Callable[[str, Batch], Awaitable[Batch]]
 
 

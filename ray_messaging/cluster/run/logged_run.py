@@ -132,8 +132,9 @@ async def _take_steps(
     """
     store, directory = transport.steps, Directory(exp_id)
     await begin_steps(store, exp_id, steps)
-    # An earlier process may have paused the steps. Or it has left holds, which keep steps from beginning: CTRL_C,
-    # because its budget of calls was spent, or CHECKPOINT, because it died before it had written a checkpoint.
+    # An earlier process may have paused the steps, or left holds, which keep steps from beginning. It left the hold
+    # CTRL_C if it was interrupted, or if its budget of model calls was spent. It left the hold CHECKPOINT if it died
+    # before it had written a checkpoint.
     await store.resume()
     await store.drop_hold(CTRL_C)
     await store.drop_hold(CHECKPOINT)

@@ -441,7 +441,8 @@ class LookAhead:
     def _differs(self, step: Step) -> bool:
         """Return whether an agent has fewer or more messages in a step than it read when it ran the step ahead of time.
 
-        If so, note that the senders of these messages may send to the agent, although the graph may have no such edges.
+        For each such agent, also record who has sent it messages in this step: from now on these senders count as
+        agents that may send to it, because the graph may have no edge from them.
         """
         counts = step.heard_counts
         places = [place for place, count in self._counts.get(step.number, {}).items() if counts[place] != count]

@@ -78,7 +78,8 @@ class ClusterNodes:
         if not claims:
             raise self._without_owner(answers, owned=bool(owners))
         owner, nodes = max(claims, key=lambda claim: (claim[0].epoch, "fail" not in claim[0].flags))
-        # The nodes of the owner's shard are asked first, because one of them will get the slot after a failover.
+        # Some nodes are remembered, to be asked by the next search. The nodes of the owner's shard are remembered
+        # first, because one of them will get the slot after a failover.
         known = sorted((node for node in nodes if not node.flags & _UNNAMED), key=lambda one: one.shard != owner.name)
         self._named = [node.address for node in known[:_REMEMBERED]]
         if "fail" in owner.flags:

@@ -289,8 +289,10 @@ class RedisLink:
     async def _replies(self, wire: Wire, commands: Sequence[Sequence[Any]]) -> list[Any]:
         """Send commands in one piece; return their replies, which may be errors.
 
-        With a guard, wait until replicas have the effect of the commands. If the last command failed without effect, do
-        not wait.
+        With a guard, also wait until enough replicas have the effect of the commands. The replicas' answer is ignored
+        if the last reply is an error, because then the commands have had no effect.
+
+        Raises: TooFewReplicasError if too few replicas have the effect.
         """
         self._calls += 1
         behind = () if self.guard is None else self.guard.behind
