@@ -75,8 +75,8 @@ def call_problem(function: Callable[..., object], arguments: int) -> str | None:
     try:
         signature.bind(*range(arguments))
     except TypeError as error:
-        why = "it takes fewer by position" if str(error) == "too many positional arguments" else str(error)
-        return f"{why} (its parameters are {signature})"
+        why = "" if str(error) == "too many positional arguments" else f" ({error})"
+        return f"its parameters are {signature}{why}"
     return None
 
 

@@ -118,7 +118,7 @@ class MessageServer:
         problem = None if callable(handler) else "it cannot be called"
         # This is checked before serving, because otherwise each message would become a dead letter.
         if problem := problem or call_problem(handler, 1):
-            raise ConfigError(f"handler={handler!r} must take one argument, async def answer(message): {problem}")
+            raise ConfigError(f"handler={handler!r} must take one argument, async def answer(message), but {problem}")
         self._service = service
         self._tracer = tracer
         self._reply = reply

@@ -79,8 +79,8 @@ def check_collect(collect: object, every: object) -> None:
         of = part.collect if isinstance(part, Of) else part
         if callable(of) and part is not collect:
             raise ConfigError(
-                f"collect={short_repr(collect)} has a function in a list: a run collects either aggregates, or one "
-                "row for each agent by one function"
+                f"collect= has {short_repr(part)} in a list, a function that gives a row for each agent: pass a list "
+                "of aggregates only, such as [Mean('mood')], or this one function without a list"
             )
         listed += of if isinstance(of, list | tuple) else [of]
     fits = callable(function_of(collect)[0]) or (listed and all(isinstance(each, Aggregate) for each in listed))

@@ -257,7 +257,7 @@ def _leaf(value: Any, place: Place) -> Any:  # noqa: ANN401 - any part that has 
         if offset is not None and offset.total_seconds() % 60:
             raise InvalidPayload(
                 f"{_PREFIX}{shown(place)} is {value.isoformat()}, whose UTC offset has seconds ({offset}): pass "
-                "value.isoformat(), or for a datetime value.astimezone(datetime.UTC)"
+                "value.isoformat(), or, if it is a datetime, value.astimezone(datetime.UTC)"
             )
     if isinstance(value, int):
         _check_digits(value, place)

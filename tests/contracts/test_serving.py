@@ -254,7 +254,7 @@ async def test_what_serve_cannot_do(pair):
         await east.serve(picky, retries=-1)
     await west.send(1, 11, {"n": 1})
     for unfit in (lambda: None, lambda message, more: None, {}):  # the message stays
-        with pytest.raises(ConfigError, match=r"handler=.* must take one argument, async def answer\(message\): "):
+        with pytest.raises(ConfigError, match=r"handler=.* must take one argument, async def answer\(message\), but "):
             await east.serve(unfit)
     with pytest.raises(ConfigError, match="must be an async function, and returned dict"):
         await east.serve(lambda message: {})

@@ -112,7 +112,7 @@ def ending_of(until: object, max_steps: object, options: RunOptions) -> Ending:
         told = "it is async" if is_async(until) else problem
         raise ConfigError(
             f"until={short_repr(until)} must be a plain function of the collected values, such as lambda now: "
-            f"now['ill'] == 0: {told}"
+            f"now['ill'] == 0, but {told}"
         )
     counts = [each.name for each in aggregates_of(options.collect) if isinstance(each, Count)]
     return Ending(max_steps, until, options.collect_every, counts)

@@ -163,7 +163,7 @@ def _check_model(name: str, model: Any, written: str) -> None:  # noqa: ANN401 -
     if not callable(model) or inspect.isclass(model):
         raise ConfigError(f"{name}={model!r} must be a function: {written}")
     if problem := call_problem(model, 2):
-        raise ConfigError(f"{name}={model!r} must take two arguments, {written}: {problem}")
+        raise ConfigError(f"{name}={model!r} must take two arguments, {written}, but {problem}")
 
 
 def _check_start(name: str, start: Any) -> None:  # noqa: ANN401 - what a user passed
@@ -173,7 +173,7 @@ def _check_start(name: str, start: Any) -> None:  # noqa: ANN401 - what a user p
             f"{name}={start!r} must be a plain function that returns a dict, such as lambda me: {{}}{why}"
         )
     if problem := call_problem(start, 1):
-        raise ConfigError(f"{name}={start!r} must take one argument, such as lambda me: {{}}: {problem}")
+        raise ConfigError(f"{name}={start!r} must take one argument, such as lambda me: {{}}, but {problem}")
 
 
 def plans_for(

@@ -129,7 +129,8 @@ def _check_place(path: Path) -> None:
         SEGMENT.fullmatch(each.name) for each in path.parent.glob("events-*.parquet")
     ):
         raise InvalidQuery(
-            f"cannot export to {str(path)!r}: that is the folder of an event log; export to another folder",
+            f"cannot export to {str(path)!r}, because its folder has the files of an event log: export to another "
+            "folder",
             field="path",
             value=path,
         )

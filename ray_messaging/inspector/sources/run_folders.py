@@ -103,6 +103,7 @@ def check_files(folder: str) -> None:
             found = os.path.join(path, name)  # noqa: PTH118 - a folder may hold 100,000 files
             if not stat.S_ISREG(mode := os.lstat(found).st_mode) and not stat.S_ISDIR(mode):
                 raise LogError(
-                    f"{found} is neither a file nor a folder, and might lead out of {folder}: replace it by a copy",
+                    f"{found} is a link or a special file, which might lead out of {folder}: replace it by a copy of "
+                    "the file or folder to which it leads",
                     path=found,
                 )

@@ -82,4 +82,4 @@ def test_it_goes_where_ray_puts_its_own(tmp_path, monkeypatch):
 def test_a_folder_that_is_missing_is_refused(tmp_path):
     found = CliRunner().invoke(app, ["metrics", "dashboard", str(tmp_path / "nowhere")])
     assert found.exit_code != 0
-    assert "is not a folder" in found.output.replace("\n", " ")
+    assert "there is no folder" in found.output.replace("\n", " ")

@@ -58,7 +58,7 @@ def test_export_of_nothing(log, tmp_path, name):
 
 @pytest.mark.parametrize("name", ["events-00000001.parquet", "more.csv"])
 def test_an_export_into_the_logs_folder_is_refused(log, folder, name):
-    with pytest.raises(InvalidQuery, match="that is the folder of an event log; export to another folder"):
+    with pytest.raises(InvalidQuery, match="its folder has the files of an event log: export to another folder"):
         log.export(f"{folder.where}/{name}")
     assert len(log.query()) == 8
 

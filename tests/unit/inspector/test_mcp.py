@@ -209,9 +209,9 @@ async def test_a_run_with_a_link_in_its_folder_is_not_read(ask, folder, tmp_path
     inside.unlink(missing_ok=True)
     inside.symlink_to(tmp_path / "moved" if part == "_series" else f"{outside.where}/events-00000001.parquet")
     for tool, more in (("sql", {"query": "from messages"}), ("summary", {}), ("series", {})):
-        assert "neither a file nor a folder" in (await ask(tool, run="experiments/town", **more))["error"]
+        assert "is a link or a special file" in (await ask(tool, run="experiments/town", **more))["error"]
     states = {run: state for run, state, *_ in (await ask("list_runs"))["rows"]}
-    assert "neither a file nor a folder" in states["experiments/town"]
+    assert "is a link or a special file" in states["experiments/town"]
     assert states["experiments/town-2"] == "ended"
 
 

@@ -261,7 +261,7 @@ def test_agents_that_move_are_followed():
         (lambda: Of([3], 5), ConfigError, "must be a function"),
         (lambda: Of([3], []), ConfigError, "must be a function"),
         (lambda: Of([3], Of([3], Mean("mood"))), ConfigError, "must be a function"),
-        (lambda: [Mean("mood"), Of([3], rows)], ConfigError, "a function in a list"),
+        (lambda: [Mean("mood"), Of([3], rows)], ConfigError, "in a list, a function that gives"),
         (lambda: [Mean("mood"), Of([3], Sum("mood"))], ConfigError, "have the same name"),
         (lambda: Of([3], lambda me: {"x": None}), StepFailed, "agent 3 .*NoneType"),
         (lambda: Of([3, 7], lambda me: 1 / (me.id - 7)), StepFailed, "agent 7 .*ZeroDivisionError|must return a dict"),

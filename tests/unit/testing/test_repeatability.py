@@ -124,7 +124,7 @@ def test_a_clean_crowd_passes():
         (clean, {"until": "3"}, "until"),
         (clean, {"until": -1}, "until"),
         (locked(), {}, r"the model cannot be sent to other processes: its .*lock"),
-        (lambda me: None, {}, r"must take two arguments, def person\(me, inbox\): it takes fewer .* are \(me\)"),
+        (lambda me: None, {}, r"must take two arguments, def person\(me, inbox\), but its parameters are \(me\)"),
         (lambda me, inbox, more: None, {}, "missing a required argument: 'more'"),
         (lambda me, inbox, *, more: None, {}, "missing a required .*argument: 'more'"),
         (lambda group: None, {"by": "group", "graph": None}, r"def crowd\(group, step\)"),
