@@ -423,6 +423,8 @@ class RedisConfig(ServerConfig):
                 "socket_dir cannot be used with ssl=True, with cluster=, or with a server that is a unix socket: "
                 "leave it out"
             )
+        if self.port == 0 and not self.server.startswith("/"):
+            raise ValueError("no server has the port 0: port= is from 1 to 65535, and 0 only for a unix socket")
         if (bool(self.server), bool(self.sentinels), bool(self.cluster)).count(True) != 1:
             raise ValueError("RedisConfig needs exactly one of server=, sentinels= (with service=) and cluster=")
         if self.cluster and self.db:
@@ -481,7 +483,7 @@ class RedisConfig(ServerConfig):
         try:
             return cls(
                 server=unquote(parts.path) if parts.scheme == "unix" else (parts.hostname or "localhost"),
-                port=-1 if more else 0 if parts.scheme == "unix" else (parts.port or 6379),
+                port=-1 if more else 0 if parts.scheme == "unix" else 6379 if parts.port is None else parts.port,
                 password=unquote(parts.password) if parts.password else None,
                 username=unquote(parts.username) if parts.username else None,
                 db=int(db),
@@ -492,7 +494,7 @@ class RedisConfig(ServerConfig):
             # The cause is left out, because it would show the password.
             raise ConfigError(
                 f"{_INVALID}: write redis://[user:password@]host[:port][/db][?allow_eviction=1], where "
-                "port (up to 65535) and db are numbers, and / @ : ? # in the password are %2F %40 %3A %3F %23"
+                "port (1 to 65535) and db are numbers, and / @ : ? # in the password are %2F %40 %3A %3F %23"
             ) from None
 
     @classmethod
@@ -594,9 +596,10 @@ def _query_of(text: str) -> dict[str, str]:
 def _address(kind: str, text: str, port: int) -> tuple[str, int]:
     """Return the host and port of an address; raise ValueError if the text is not of the form host:port."""
     parts = urlsplit(f"//{text}")
-    if not parts.hostname or parts.path or parts.query or parts.fragment or parts.username is not None:
+    found = port if parts.port is None else parts.port
+    if not parts.hostname or not found or parts.path or parts.query or parts.fragment or parts.username is not None:
         raise ValueError(f"the address of a {kind} is host:port, not {text!r}")
-    return parts.hostname, parts.port or port
+    return parts.hostname, found
 
 
 class MessagingConfig(_Settings):

@@ -375,8 +375,9 @@ class EventLog:
         the step. A step that did not run has the same digest as a step without messages. To tell them apart, use
         `messaging.steps.digest`. See docs/steps.md.
 
-        Raises: LogError if a file of the log is gone.
+        Raises: ConfigError if the log belongs to a run without steps; LogError if a file of the log is gone.
         """
+        self._check_steps()
         return bytes(self._source.ask("digest", step=step))
 
     def history_digest(self, step: int) -> bytes:
@@ -384,8 +385,9 @@ class EventLog:
 
         If these steps have the same digests in another run, this method returns the same hash for that run.
 
-        Raises: LogError if a file of the log is gone.
+        Raises: ConfigError if the log belongs to a run without steps; LogError if a file of the log is gone.
         """
+        self._check_steps()
         return bytes(self._source.ask("history_digest", step=step))
 
     def diff(self, other: "EventLog") -> Difference | None:
@@ -454,6 +456,11 @@ class EventLog:
         """
         found = pages(self._source.follower(), {**fields, "text": text, "expand": expand}, rows)
         return (with_exact_integers(page, NUMBERS) for page in found)
+
+    def _check_steps(self) -> None:
+        run = self.run
+        if run is not None and run["steps"] is None:
+            raise ConfigError("the log belongs to a run without steps: only runs with steps=Steps() have digests")
 
     def _table(self, question: str, **arguments: Any) -> pa.Table:  # noqa: ANN401 - the arguments of any query
         return with_exact_integers(self._source.ask(question, **arguments), NUMBERS)

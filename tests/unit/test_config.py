@@ -39,6 +39,7 @@ BAD_URLS = [
     f"redis://:pa/{SECRET}@host:6379/0",
     f"redis://ann:{SECRET}/@host",
     f"redis://:{SECRET}@host:99999",
+    f"redis://:{SECRET}@host:0",
     f"redis://:{SECRET}@host:port",
     f"redis://:{SECRET}@host/db",
     f"redis://:{SECRET}@host/-1",
@@ -52,8 +53,8 @@ BAD_URLS = [
     f":{SECRET}@host:6379",
     "host:6379",
     "",
-    *(f"redis+sentinel://{rest}" for rest in ("a:x/t", "a", "/t", "a,/t", f"u:{SECRET}@a:70000/t", "a/t/x")),
-    *(f"redis+cluster://{rest}" for rest in ("a:x", "", "a,", f"u:{SECRET}@a:70000", "a:1/2", "a:1/town", "a#1")),
+    *(f"redis+sentinel://{rest}" for rest in ("a:x/t", "a:0/t", "a", "/t", "a,/t", f"u:{SECRET}@a:70000/t", "a/t/x")),
+    *(f"redis+cluster://{rest}" for rest in ("a:x", "a:0", "", "a,", f"u:{SECRET}@a:70000", "a:1/2", "a:1/town", "a#1")),
     *(f"redis+cluster://a?{option}" for option in ("shards=0", "shards=x", "x=1")),
 ]
 
@@ -71,6 +72,7 @@ def test_a_url_that_cannot_be_read_says_how_to_write_it_and_shows_no_password(ur
     [
         (RedisConfig, {}, "exactly one of server=, sentinels="),
         (RedisConfig, {"server": "x", "port": "no"}, "port"),
+        (RedisConfig, {"server": "x", "port": 0}, "no server has the port 0"),
         (RedisConfig, {"server": "x", "db": -1}, "db"),
         (RedisConfig, {"server": "x", "timeout": 0}, "timeout"),
         (RedisConfig, {"server": "x", "password": [SECRET]}, "password"),

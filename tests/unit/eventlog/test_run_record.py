@@ -83,7 +83,7 @@ def test_a_run_that_lost_all_its_rows_has_no_log(folder):
         EventLog.open(folder.where)
 
 
-def test_runs_with_and_without_steps_are_not_compared(tmp_path):
+def test_a_run_without_steps_has_no_digests_and_is_not_compared(tmp_path):
     logs = []
     for name, steps in (("with", {"seed": 7}), ("without", None)):
         folder = Folder(tmp_path / name)
@@ -93,6 +93,9 @@ def test_runs_with_and_without_steps_are_not_compared(tmp_path):
         logs.append(EventLog.open(folder.where))
     with pytest.raises(ConfigError, match="log belongs to a run without steps"):
         logs[0].diff(logs[1])
+    for digest in (logs[1].digest, logs[1].history_digest):
+        with pytest.raises(ConfigError, match="log belongs to a run without steps"):
+            digest(0)
 
 
 def test_a_reset_begins_a_new_record(folder):
