@@ -64,9 +64,9 @@ _ENDS = ("from_id", "to_id", "agent")
 
 
 def with_fields(*without: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Return a decorator that adds OPTIONS to a command, which gets their values as `fields`.
+    """Return a decorator that adds the options of OPTIONS to a command, except those in `without`.
 
-    The options in `without` are left out.
+    The command gets the options' values as its argument `fields`.
     """
     names = [name for name in OPTIONS if name not in without]
 
@@ -105,7 +105,7 @@ def read_fields(given: dict[str, Any]) -> dict[str, Any]:
 
 
 def read_id(text: str) -> str | None:
-    """Return the id that a text stands for; None for "", which is the user."""
+    """Return an agent's id that a user wrote as text. The text "" stands for the user, whose id is None."""
     return text or None
 
 
