@@ -136,7 +136,7 @@ def _distinct(keys: NDArray[np.int64]) -> NDArray[np.int64]:
 
 
 def _sorted_side(keys: NDArray[np.int64]) -> Adjacency:
-    """Return the distinct upper halves of sorted keys as ids, each with the lower halves of its keys as neighbours."""
+    """Build an adjacency from sorted keys: the upper half of a key is an agent's id, the lower half a neighbour."""
     firsts, others = [], np.empty(len(keys), np.int32)
     before = -1
     for low in range(0, len(keys), CHUNK):
@@ -305,7 +305,7 @@ class _Grid:
         distinct, rows = np.unique(rows, return_inverse=True)
         wanted = distinct[:, None] + around
         self._around = np.searchsorted(distinct, wanted)  # for each row of cells, the row itself and the rows near it
-        # A row that does not exist gets the number of an empty row after all others.
+        # A nearby row without points gets the number of an empty row after all others.
         self._around[distinct.take(self._around, mode="clip") != wanted] = len(distinct)
         self._own = len(around) // 2
         # Each row of cells ends with as many empty cells as are searched on each side of a point.
@@ -345,8 +345,8 @@ class _Grid:
             others += firsts
             others.sort()
             others -= firsts
-            # Another thread may change this count at the same time, so that some pairs are not counted. Then the search
-            # only ends later.
+            # Another thread may change this count at the same time, so that some pairs are not counted. This does no
+            # harm: the search ends a little later.
             self._found += len(others)
             found.append(_Neighbours(self._order[piece.start : piece.stop], lengths, others))
         return found
@@ -362,7 +362,10 @@ class _Grid:
         return pairs * len(self._keys) // seen, step == 1
 
     def _candidates(self, block: range) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
-        """Return, for each point of a block, the begins and the lengths of the ranges of points that may be near it."""
+        """Return the begins and the lengths of the ranges of points that may be near the points of a block.
+
+        Both arrays have one row for each point of the block.
+        """
         of = slice(block.start, block.stop, block.step)
         keys = self._around[self._rows[of]] * self._width + (self._keys[of] % self._width)[:, None]
         begins = self._before(keys - _PARTS)

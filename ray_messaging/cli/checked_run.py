@@ -109,7 +109,7 @@ def _logged(console: Console, messaging: Messaging, account: ReplayAccount) -> t
 
 
 def finish(found: dict[str, Any], problems: Sequence[str], *, as_json: bool) -> None:
-    """Print the outcome of a run if `as_json` is True, and problems on stderr; exit with code 1 if there are any."""
+    """Print the outcome of a run if `as_json` is True, and each problem on stderr. With a problem, exit with code 1."""
     if as_json:
         print_json(json.dumps(found).encode())
     for problem in problems:

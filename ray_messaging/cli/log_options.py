@@ -88,7 +88,10 @@ def with_fields(*without: str) -> Callable[[Callable[..., None]], Callable[..., 
 
 
 def read_fields(given: dict[str, Any]) -> dict[str, Any]:
-    """Return the values of options as fields of a query; raise InvalidQuery if one cannot be read."""
+    """Return the values of options as fields of a query. Options that were not passed are left out.
+
+    Raises: InvalidQuery if --step or --step-read cannot be read.
+    """
     fields = {name: value for name, value in given.items() if value not in (None, [])}
     for name in _ENDS:
         if name in fields:

@@ -299,7 +299,7 @@ def _pass_on(
 
 
 async def _ended(future: Future[Any], wait_s: float) -> None:
-    """Wait until a future is done, but at most `wait_s` seconds. The future may outlive this event loop."""
+    """Wait until a future is done, but at most `wait_s` seconds. This event loop may end before the future is done."""
     ended, loop = asyncio.Event(), asyncio.get_running_loop()
 
     def tell(_: object) -> None:
