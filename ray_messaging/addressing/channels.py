@@ -60,7 +60,7 @@ _OURS = "rm:{"
 _SURVEY = re.compile(r".*\.[0-9a-f]{16}\.survey")
 _INTERNAL = re.compile(rf"{_SURVEY.pattern}|.*\.answers|anon-[0-9a-f]{{16}}")
 _INTEGER = re.compile(r"0|-?[1-9][0-9]{0,18}")
-_TUPLES = 100_000  # the texts of this many ids that are tuples are kept, because a model uses the same ids in each step
+_TUPLES = 100_000  # `id_tuple` caches its results for this many ids, because a model uses the same ids in each step
 INT64_MIN, INT64_MAX = -(2**63), 2**63 - 1
 
 
@@ -113,10 +113,10 @@ def escaped(agent_id: str) -> str:
 
 
 def check_id(agent_id: object) -> AgentId:
-    """Return an id in canonical form: an int64, or a str that is not an integer; raise InvalidAddress otherwise.
+    """Return an id in canonical form: an int64, or a str that spells no int64; raise InvalidAddress for an invalid id.
 
-    numpy integers become int. A str that spells an integer becomes that integer, because both have the same channel. A
-    tuple becomes a str, which `id_tuple` turns into the tuple again.
+    numpy integers become int. A str that spells an int64 becomes this int, because both have the same channel. A UUID
+    becomes a str. A tuple becomes a str, which `id_tuple` turns into the tuple again.
     """
     if type(agent_id) is int and INT64_MIN <= agent_id <= INT64_MAX:
         return agent_id

@@ -19,7 +19,8 @@ from ray_messaging.model.batch import Batch
 from ray_messaging.model.columns import INT, STR, IdColumn
 from ray_messaging.model.schema import Schemas
 
-ALWAYS = -1  # stands for the step of a change that is valid in all steps; without steps all changes are of this kind
+# Stands for the first step of a change that is valid in all steps. Without steps, all changes are valid always.
+ALWAYS = -1
 
 
 class HostDates:
@@ -50,7 +51,9 @@ NO_SCHEMAS: Mapping[str, bytes] = {}
 _CACHED_ROUTES = 100_000  # the most cached routes of messages that are sent one by one
 NOBODY = 0  # the route of a channel without a mailbox
 T = TypeVar("T", bound=np.generic)
-_MOST_CHANGES, _KEPT_CHANGES = 64, 100_000  # the most changes that a record has, and the most agents in these changes
+# The most changes that a record has, and the most agents in these changes. Changes that later steps need are kept even
+# if there are more.
+_MOST_CHANGES, _KEPT_CHANGES = 64, 100_000
 _LEAST = -(2**63)  # the least int64
 _NO_STEP = 2**62  # a number above the numbers of all steps
 
@@ -104,7 +107,7 @@ class MailboxRecord(msgspec.Struct, array_like=True):
     """The subscriptions of one mailbox. The server stores the record as msgpack.
 
     `claims` has the agents, `channels` the plain channels, and `globs` the patterns of channels to which the mailbox
-    listens. If it is `exclusive`, no other mailbox may claim these agents. `origins` are the mailboxes from which
+    listens. If `exclusive` is true, no other mailbox may claim these agents. `origins` are the mailboxes from which
     agents came.
     """
 
@@ -113,10 +116,10 @@ class MailboxRecord(msgspec.Struct, array_like=True):
     channels: list[str]
     globs: list[str]
     exclusive: bool = False
-    frame_rows: int = FRAME_ROWS // 4  # the largest frame that this mailbox accepts
+    frame_rows: int = FRAME_ROWS // 4  # the most messages of a frame that this mailbox accepts
     frame_bytes: int = FRAME_BYTES
     # Whether agents have moved to or from this mailbox. If so, a messager that opens the mailbox later hosts the agents
-    # in this record, and not those that its caller passes.
+    # in this record, even if other agents are passed to the messager.
     moved: bool = False
     # The last changes of the mailbox's agents. Broadcasts that wait in the mailbox may name the agents that it had
     # before a change.
@@ -132,7 +135,7 @@ class MailboxRecord(msgspec.Struct, array_like=True):
         return _by_subtopic(self.claims)
 
     def former(self) -> Iterator[AgentSet]:
-        """Yield the agents of each subtopic as they were before each of the last changes, the newest change first."""
+        """Go through `changes`, the newest change first, and yield the agents of each subtopic before each change."""
         now = self.by_subtopic()
         for change in reversed(self.changes):
             now = _before(change, now)
@@ -153,7 +156,7 @@ class MailboxRecord(msgspec.Struct, array_like=True):
         dates: HostDates = NO_DATES,
         came_from: "MailboxRecord | None" = None,
     ) -> "MailboxRecord":
-        """Return this record of a mailbox, with the list of its changes continued from the earlier record `before`.
+        """Return this record, with the changes of the mailbox's earlier record `before` and the change since then.
 
         Args: With steps, `version` is the directory's version with the newest change (0: the change has no step), and
         `came_from` is the record of the mailbox that the new agents have left.
@@ -241,11 +244,11 @@ def _before(change: Change, now: Mapping[str, AgentSet]) -> dict[str, AgentSet]:
 def _origins(
     before: MailboxRecord, version: int, dates: HostDates, came_from: MailboxRecord | None
 ) -> list[FormerMailbox]:
-    """Return the former mailboxes of a mailbox's agents, after agents of the mailbox `came_from` have come to it.
+    """Return the former mailboxes of a mailbox's agents, after agents have moved to it from the mailbox `came_from`.
 
-    `before` is the record of the mailbox before they came. The result has `came_from`, and those former mailboxes of
-    both mailboxes for which the step of the move is known. If `came_from` is None, return the former mailboxes in
-    `before`.
+    `before` is the record of the mailbox before the move. The result has `came_from`, and the former mailboxes in both
+    records, but not the mailbox itself, and no former mailbox for which the step of the move is unknown. If `came_from`
+    is None, no agents have moved, and the result is that of `before`.
     """
     if came_from is None:
         return before.origins
@@ -477,9 +480,9 @@ class Routes:
 class Directory:
     """Subscriptions of all mailboxes: a copy of one version of the server's directory.
 
-    `routing` says to which mailboxes messages go, and `read_in` says so for the messages that are read in a step. A
-    sender keeps the `Routes` object that it got from here. This object does not change when another sender asks for the
-    routes of another step.
+    `routing` has the routes of messages to mailboxes. `read_in` returns the routes of the messages that are read in a
+    given step. A sender keeps the `Routes` object that it got from `read_in`: the object does not change when another
+    sender asks for the routes of another step.
     """
 
     def __init__(self, exp_id: str) -> None:
@@ -552,9 +555,9 @@ class Directory:
         return self._in_step
 
     def owner_of(self, agents: Iterable[AgentId], *, besides: str) -> tuple[AgentId, str] | None:
-        """Return the first of these agents that already belongs to an exclusive mailbox, and that mailbox.
+        """Return one of these agents that belongs to an exclusive mailbox other than `besides`, and this mailbox.
 
-        The mailbox `besides` does not count. Return None if none of these agents belongs to another mailbox.
+        Return None if there is no such agent.
         """
         asked = AgentSet.of(agents)
         for record in self.records.values():

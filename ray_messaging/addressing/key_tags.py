@@ -18,12 +18,12 @@ def shard_keys(exp_id: str, shard: int, in_cluster: int) -> Keys:
 
 @cache
 def key_tags(exp_id: str, shards: int) -> tuple[str, ...]:
-    """Return the texts that follow the experiment's name in the hash tags of the shards.
+    """Return, for each shard, the text that follows the experiment's name in the hash tag of the shard's keys.
 
-    The text of the first shard, which has everything except bodies, is empty. All slots are divided into as many equal
-    ranges as there are shards, and each shard has a slot in another range. In most clusters, each primary has one range
-    of slots, so the primaries get about equally many shards. No other experiment has such a tag, because no name has a
-    slash.
+    The text of the first shard is empty. This shard has all keys of the experiment except those of bodies on other
+    shards. The slots of the cluster are divided into equal ranges, one for each shard, and each shard's hash tag has a
+    slot in the shard's own range. In most clusters, each primary has one range of slots, so the primaries get about
+    equally many shards. No other experiment has these hash tags, because the texts contain a slash, and names do not.
     """
     part_of_first = _part_of(exp_id, shards)
     parts = [part for part in range(shards) if part != part_of_first]

@@ -8,14 +8,15 @@ START = "start:"
 
 
 def _key(kind: str) -> "Callable[[Keys, object], str]":
-    """Return a method that builds a key from a kind and a name or number."""
+    """Return a method that builds the key `<kind>:<name>` of an experiment. The name may be a number."""
     return lambda keys, name: f"{keys.prefix}{kind}:{name}"
 
 
 def _mailbox_key(kind: str) -> "Callable[[Keys, str], str]":
     """Return a method that builds a key of a mailbox.
 
-    Mailboxes whose names begin with a colon are internal. Their keys belong to one start of the experiment.
+    A name that begins with a colon, such as ":log", stands for something else than a mailbox. Its key belongs to one
+    start of the experiment.
     """
     return lambda keys, name: f"{keys.prefix}{START if name[0] == ':' else ''}{kind}:{name}"
 
@@ -57,29 +58,31 @@ class Keys:
         self.news = start + "news"  # a stream, whose entries wake the processes that wait for a step
         # A stream: reports of groups about agents that begin a step before all groups have closed the step before it.
         self.told = start + "told"
-        self.openings = start + "openings"  # a stream: only those news by which a run opens a step for its groups
+        # A stream: copies of those entries of the stream `news` by which a run opens a step for its groups.
+        self.openings = start + "openings"
         # The readers for which the boxes of steps are kept, each with the last step whose boxes it has read.
         self.holds = start + "holds"
         self.bodies = prefix + "bodies"  # the steps for which a server has bodies of large frames
         self.mark = start + "mark"  # written before WAIT, so that WAIT covers all earlier writes
         self.channels = f"exps:{exp_id}{mark_of_db(db)}:"  # the beginning of this experiment's channels in Pub/Sub
-        # A Pub/Sub channel. Our own script publishes a message on it before and after the messages that it publishes.
+        # A Pub/Sub channel. When our script publishes messages, it first publishes an opening mark on this channel, and
+        # after the messages a closing mark.
         self.own = f"{prefix}own{mark_of_db(db)}"
-        # A Pub/Sub channel. Messagers subscribe to it if they get the messages to all agents.
+        # A Pub/Sub channel. Messagers that subscribe to the pattern of all agents' channels also subscribe to this one.
         self.wide = self.own + ":wide"
         # The beginning of the names of Pub/Sub channels. Each mailbox has one such channel, and its messager is
         # subscribed to this channel for as long as the messager is connected.
         self.ears = self.own + ":ear:"
 
     table = _key("rule")  # the counts of a rule, by the rule's name
-    staged = _key(START + "staged")  # counts of a rule that will replace its present counts
+    staged = _key(START + "staged")  # new counts of a rule, which will replace the counts in `table`
     # A mailbox's stream, by `mailbox:born`. If a mailbox is removed, and later made again with the same name, it has
     # another number `born`, and so another stream.
     stream = _mailbox_key("mailbox")
     # The name of a mailbox's stream while a transaction appends large frames to it, by the mailbox's name (see
     # `transports/large_frames.py`).
     open_stream = _key(START + "open")
-    ended_stream = _key(START + "ended")  # the stream of a removed mailbox, by `mailbox:born` as well
+    ended_stream = _key(START + "ended")  # the stream of a removed mailbox, by `mailbox:born`
     state = _mailbox_key("state")  # the state of a mailbox: reader epoch, cursor, counts, limits
     lease = _key(START + "lease")  # the lease of a mailbox, which its messager renews
     survey = _key("survey")  # the items of a survey: each round of questions, and the survey's end
@@ -92,8 +95,8 @@ class Keys:
     sender = _key("sender")  # the epoch and the sequence numbers of a sender
 
     def steps(self, part: str = "") -> str:
-        """Build the key of an experiment's steps, or with `part` a longer key that begins with this one.
+        """Build the key `steps` of the experiment, or with `part` the key `steps:<part>`.
 
-        Args: `part` is the end of the key: "closed", "hears", "collected", or a step's number.
+        Args: `part` is "closed", "hears", "collected", or a step's number.
         """
         return f"{self.prefix}steps:{part}" if part else f"{self.prefix}steps"

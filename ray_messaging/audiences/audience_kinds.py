@@ -61,7 +61,7 @@ class StoredVersion(msgspec.Struct, array_like=True, frozen=True):
 
 AudienceTexts = Mapping[str, tuple[StoredVersion, ...]]
 NO_AUDIENCES: AudienceTexts = {}
-# The server stores audiences in this form.
+# Decodes the audiences as the server stores them: JSON, with the versions of each audience by its name.
 decode_audiences = msgspec.json.Decoder(dict[str, tuple[StoredVersion, ...]]).decode
 _read_facts = msgspec.json.Decoder(AudienceFacts).decode
 

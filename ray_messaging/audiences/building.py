@@ -36,8 +36,8 @@ def build_edges(chunks: Iterable[object]) -> GraphEdges:
     This needs memory for one chunk, and 8 bytes for each given pair and for each pair of the result.
 
     Args: `chunks` are int arrays (m, 2). Each chunk is released before the next one is taken.
-    Raises: InvalidColumns for a chunk of another shape or type, with the row of an id that is not an int;
-    InvalidAddress for an invalid id.
+    Raises: InvalidColumns if a chunk has another shape, or if an id is not an int (the error then has the row of this
+    id); InvalidAddress for an invalid id.
     """
     keys, ids = _packed(chunks)
     keys.sort()
@@ -121,7 +121,7 @@ def _checked(chunk: object, first: int) -> NDArray[Any]:
 
 
 def _distinct(keys: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Remove repeated keys from sorted keys, in place."""
+    """Return sorted keys without the repeated ones. The result is the first part of `keys`, which is overwritten."""
     used = 0
     for low in range(0, len(keys), CHUNK):
         part = keys[low : low + CHUNK]
@@ -136,7 +136,7 @@ def _distinct(keys: NDArray[np.int64]) -> NDArray[np.int64]:
 
 
 def _sorted_side(keys: NDArray[np.int64]) -> Adjacency:
-    """Return the distinct upper halves of sorted keys as ids, each with the lower halves of its keys as neighbours."""
+    """Build an adjacency from sorted keys: the upper half of a key is an agent's id, the lower half a neighbour."""
     firsts, others = [], np.empty(len(keys), np.int32)
     before = -1
     for low in range(0, len(keys), CHUNK):
@@ -230,7 +230,7 @@ class Positions(NamedTuple):
 
     @property
     def digest(self) -> bytes:
-        """Return a hash of the agents' positions, 32 bytes."""
+        """Return a hash, 32 bytes, of the agents, their positions and the radius."""
         digest = blake2b(repr((self.points.shape, self.radius)).encode(), digest_size=32)
         digest.update(self.ids.data)
         digest.update(np.ascontiguousarray(self.points).data)
@@ -273,7 +273,8 @@ class Positions(NamedTuple):
 class _Neighbours(NamedTuple):
     """Some agents, each with the number of its neighbours (`lengths`), and the neighbours of all of them (`others`).
 
-    Agents and neighbours are given as indexes. The neighbours come agent by agent, each agent's in ascending order.
+    Agents and neighbours are given as indexes. `others` has the first agent's neighbours, ascending, then the second
+    agent's, and so on.
     """
 
     agents: NDArray[np.intp]
@@ -282,7 +283,7 @@ class _Neighbours(NamedTuple):
 
 
 class _Grid:
-    """Points sorted by the cell of a grid in which they lie, to find the points near each point.
+    """Points, sorted by the cells of a grid, so that the points near each point can be found fast.
 
     In this order, all points that could be near a given point are in a few ranges. The place of a point is its index in
     this order. Cells form rows along the first axis, and only rows with points have a number. The search ends when more
@@ -290,8 +291,9 @@ class _Grid:
     """
 
     def __init__(self, points: NDArray[np.float64], radius: float, limit: int) -> None:
-        # `side` is the length of one cell, or along the first axis that of _PARTS cells. It is a little longer than the
-        # radius, so that despite rounding errors the search reaches the cells of all points within the radius.
+        # `side` is the length of a cell. Only along the first axis, a cell has the length `side / _PARTS`. `side` is a
+        # little longer than the radius, so that despite rounding errors the search reaches the cells of all points
+        # within the radius.
         side = max(radius * (1 + 2.0**-16), 2.0**-1000)
         first, *others = (_cells(column, side, 1 if axis else _PARTS) for axis, column in enumerate(points.T[:3]))
         rows, around = np.zeros(len(points), np.int64), np.zeros(1, np.int64)
@@ -303,7 +305,7 @@ class _Grid:
         distinct, rows = np.unique(rows, return_inverse=True)
         wanted = distinct[:, None] + around
         self._around = np.searchsorted(distinct, wanted)  # for each row of cells, the row itself and the rows near it
-        # A row that does not exist gets the number of an empty row after all others.
+        # A nearby row without points gets the number of an empty row after all others.
         self._around[distinct.take(self._around, mode="clip") != wanted] = len(distinct)
         self._own = len(around) // 2
         # Each row of cells ends with as many empty cells as are searched on each side of a point.
@@ -343,8 +345,8 @@ class _Grid:
             others += firsts
             others.sort()
             others -= firsts
-            # Another thread may change this count at the same time, so that some pairs are not counted. Then the search
-            # only ends later.
+            # Another thread may change this count at the same time, so that some pairs are not counted. This does no
+            # harm: the search ends a little later.
             self._found += len(others)
             found.append(_Neighbours(self._order[piece.start : piece.stop], lengths, others))
         return found
@@ -360,7 +362,10 @@ class _Grid:
         return pairs * len(self._keys) // seen, step == 1
 
     def _candidates(self, block: range) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
-        """Return, for each point of a block, the begins and the lengths of the ranges of points that may be near it."""
+        """Return the begins and the lengths of the ranges of points that may be near the points of a block.
+
+        Both arrays have one row for each point of the block.
+        """
         of = slice(block.start, block.stop, block.step)
         keys = self._around[self._rows[of]] * self._width + (self._keys[of] % self._width)[:, None]
         begins = self._before(keys - _PARTS)
@@ -369,9 +374,10 @@ class _Grid:
     def _compared(self, block: range) -> Iterator[tuple[range, NDArray[np.intp], NDArray[np.int64], NDArray[np.bool_]]]:
         """Compare the points of a block with the points around them, in pieces.
 
-        Yield four values for each piece: its range of points; the points with which these are compared, first those for
-        its first point, and so on; for each point of the piece, the index at which its part of that list ends; and for
-        each compared point whether it is near.
+        For each piece of the block, yield the piece's points as a range, and three arrays `places`, `ends` and `near`.
+        `places` has the points with which the first point of the piece is compared, then those for the second point,
+        and so on. For each point of the piece, `ends` has the index in `places` at which its part ends. `near` says for
+        each item of `places` whether the two compared points are near each other.
         """
         begins, counts = (side.ravel() for side in self._candidates(block))
         ends = np.cumsum(counts)

@@ -67,8 +67,9 @@ class AudienceCache:
         await mover.move_in_step(name, step, ids, points)
 
     async def toward(self, audience: AudiencePairs, agents: AgentSet, digest: bytes) -> Edges:
-        """Return the pairs of an audience's version whose hearers are among `agents`, which have the digest `digest`.
+        """Return those pairs of a version of an audience whose hearers are in `agents`.
 
+        Args: `digest` is the digest of `agents`. The result is cached under this digest.
         Raises: the same errors as `edges`.
         """
         found = self._edges.get((audience, digest))

@@ -99,8 +99,9 @@ def read_edges(folder: Path, name: str, version: int) -> Edges:
             positions = Positions(arrays["agents"], arrays["points"], *facts["positions"])
     except FileNotFoundError as error:
         raise UnknownName(
-            f"version {version} of audience {name!r} has no files in {folder}: the audience was removed, or its files "
-            "were written to another folder",
+            f"version {version} of audience {name!r} has no files in {folder}, because the audience was removed, or "
+            "its files were written to another folder: copy the files, or make the audience again by "
+            "messaging.create_audience",
             kind="audience",
             value=name,
         ) from error

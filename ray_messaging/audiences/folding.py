@@ -22,10 +22,10 @@ _PLACE = np.dtype("<u4")
 
 
 def encode_kept(places: NDArray[np.intp], pairs: int) -> bytes:
-    """Encode a choice among `pairs` pairs: those with the ascending numbers `places`. If all are chosen, return b"".
+    """Encode which of `pairs` pairs are kept: `places` has their numbers, ascending. Return b"" if all are kept.
 
     The bytes are ranges of numbers, or one bit for each pair, whichever is shorter. So the result is short if only a
-    few pairs are chosen, or if only a few are not.
+    few pairs are kept, or only a few are left out.
     """
     if len(places) == pairs:
         return b""
@@ -39,7 +39,10 @@ def encode_kept(places: NDArray[np.intp], pairs: int) -> bytes:
 
 
 def kept_places(kept: bytes, pairs: int) -> NDArray[np.intp]:
-    """Return the numbers that were passed to `encode_kept`; raise FrameError if the bytes do not fit `pairs`."""
+    """Decode the result of `encode_kept`: return the numbers of the kept pairs.
+
+    Raises: FrameError if `kept` cannot be decoded, or does not fit the number of pairs, `pairs`.
+    """
     kind, data = kept[:1], kept[1:]
     if kind == _BITS and len(data) == (pairs + 7) // 8:
         bits = np.unpackbits(np.frombuffer(data, np.uint8), count=pairs)
@@ -84,12 +87,12 @@ def _of_pairs(broadcasts: Batch, found: Pairs) -> Batch:
 def fold(
     pairs: Batch, rows: NDArray[np.intp], there: NDArray[np.intp], agents: bytes, kinds: NDArray[np.intp] | None = None
 ) -> tuple[Batch, NDArray[np.intp]]:
-    """Fold some rows of a batch that `spread` made: all rows of a broadcast become one row of the result.
+    """Fold some rows of a batch that `spread` made: rows of the same broadcast and kind become one row of the result.
 
-    Args: `rows` are the rows to fold, ascending; all are for agents of one mailbox. `there` are all rows whose hearers
-    are agents of the mailbox; `agents` is the digest of these agents. `kinds` has a number for each row (None: all are
-    equal). Rows of one broadcast with different numbers are not folded into one row.
-    Returns: the batch, and for each of `rows` its row in that batch.
+    Args: `rows` are the rows to fold, ascending. All of them are for agents of one mailbox. `there` are all rows of the
+    batch whose hearers are agents of this mailbox, and `agents` is the digest of the mailbox's agents. `kinds` has the
+    kind of each row of the batch, as a number (None: all rows have the same kind).
+    Returns: the folded batch, and for each of `rows` the index of its row in the folded batch.
     """
     assert pairs.numbers is not None
     assert pairs.extension is not None
@@ -116,9 +119,11 @@ def fold(
 
 
 def row_kinds(lines: Mapping[int, bytes], labels: Mapping[str, NDArray[np.uint32]], rows: int) -> NDArray[np.intp]:
-    """Return the argument `kinds` of `fold`: a number for each row, equal for rows with equal payload and labels.
+    """Return the argument `kinds` of `fold`: 0 for a row that no rule has rewritten or labelled, else a number above 0.
 
-    Args: `lines` has the payloads of rows that rules rewrote, and `labels` the rows with each label.
+    Rows with equal new payloads and equal labels get equal numbers.
+
+    Args: `lines` has the new payloads of the rewritten rows, and `labels` the rows with each label.
     """
     marks: dict[int, tuple[object, ...]] = {row: (line,) for row, line in lines.items()}
     for name, marked in sorted(labels.items()):
@@ -133,10 +138,10 @@ def row_kinds(lines: Mapping[int, bytes], labels: Mapping[str, NDArray[np.uint32
 def unfold(broadcasts: Batch, edges: Edges) -> Batch:
     """Return the messages that folded broadcasts stand for, one for each hearer.
 
-    Args: `broadcasts` has one row for each broadcast. `edges` are the pairs of the audience whose hearers are the
-    agents of the mailbox that got the broadcasts.
+    Args: `broadcasts` has one row for each broadcast. `edges` has those pairs (sender, hearer) of the audience whose
+    hearers are agents of the mailbox that got the broadcasts.
 
-    Raises: FrameError if the number of pairs is not the one in `broadcasts.fold`.
+    Raises: FrameError if `edges` and `broadcasts.fold` give different numbers of pairs.
     """
     return _of_pairs(broadcasts, kept_pairs(broadcasts, edges))
 

@@ -41,7 +41,7 @@ class Adjacency(NamedTuple):
         return Adjacency(self.ids[places], self.starts[places], self.lengths[places], self.others)
 
     def places(self, agents: IdColumn) -> NDArray[np.intp]:
-        """Return the index of each agent in `ids`, or -1 if it is not there."""
+        """Return the index of each agent in `ids`, or -1 for an agent that is not in `ids`."""
         return int_places(self.ids, agents)
 
     @property
@@ -98,9 +98,10 @@ def gathered(starts: NDArray[np.int64], lengths: NDArray[np.int64]) -> NDArray[n
 class GraphHearing:
     """The broadcasts of some senders, one in each row, as hearers hear them.
 
-    There are `agents` hearers. Hearer `at[i]` hears the senders that are the neighbours of agent i in `into`. The other
-    hearers hear nobody. `places` has the index of each row's sender, or -1 if the row is not from one of these senders.
-    The values of each sender's rows are combined first, so that each pair costs only one lookup of its sender.
+    There are `agents` hearers. Hearer `at[i]` hears the senders that are the neighbours of agent i in `into`. Hearers
+    that are not in `at` hear nobody. There are `senders` senders. `places` has the index of each row's sender, or -1 if
+    nobody hears the row. The values of each sender's rows are combined first, so that each pair of sender and hearer
+    costs only one lookup of the sender.
     """
 
     def __init__(
@@ -161,7 +162,8 @@ class GraphHearing:
     def chunks(self, some: NDArray[np.intp] | None = None) -> Iterator[HeardRows]:
         """Yield the rows of the broadcasts that each hearer hears: a few hearers at a time, in the hearers' order.
 
-        Args: `some` restricts this to some of the hearers (None: all).
+        Args: `some` has the indexes of the hearers to include, ascending (None: all hearers). With `some`, the yielded
+        hearers are numbered by their positions in `some`.
         """
         into, at, agents = self._into, self._at, self._agents
         if some is not None:

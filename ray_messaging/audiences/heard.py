@@ -234,10 +234,11 @@ def _keys(removed: Pairs | None, agents: AgentSet, rows: int) -> tuple[NDArray[n
 
 
 def _reduced_at(ufunc: np.ufunc, values: NDArray[Any], hearers: NDArray[np.intp], count: int) -> NDArray[Any]:
-    """Combine the values of each hearer to one value, 0 for a hearer without values. `hearers` are ascending.
+    """Combine the values of each hearer into one value, by `ufunc`; return 0 for a hearer without values.
 
-    Args: `hearers` has the hearer of each value, as a number below `count`. The result has a value for each of these
-    numbers.
+    Hearers are numbered from 0 to `count - 1`, and the result has one value for each number.
+
+    Args: `hearers` has the hearer of each value, ascending.
     """
     found = np.zeros(count, values.dtype)
     begins = np.flatnonzero(np.diff(hearers, prepend=-1))

@@ -67,7 +67,8 @@ class MemberHearing:
     def chunks(self, some: NDArray[np.intp] | None = None) -> Iterator[HeardRows]:
         """Yield the rows of the broadcasts that each hearer hears: a few hearers at a time, in the hearers' order.
 
-        Args: `some` restricts this to some of the hearers (None: all).
+        Args: `some` has the indexes of the hearers to include, ascending (None: all hearers). With `some`, the yielded
+        hearers are numbered by their positions in `some`.
         """
         lows, highs, hears = self._low, self._high, self._hears
         if some is not None:

@@ -27,10 +27,10 @@ class LocalFolder:
     async def load(self, name: str, version: int) -> Edges:
         """Return the pairs of a version of an audience.
 
-        Raises UnknownName if it does not exist, FrameError if it is damaged.
+        Raises UnknownName if the version does not exist, FrameError if its files are damaged.
         """
         return await asyncio.to_thread(self.read, name, version)
 
     def read(self, name: str, version: int) -> Edges:
-        """Return the same as `load`, but read the files in the calling thread."""
+        """Return the pairs of a version of an audience. Unlike `load`, read the files in the calling thread."""
         return read_edges(version_folder(self.folder, name, version), name, version)

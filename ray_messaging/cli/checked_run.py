@@ -39,10 +39,10 @@ def run(
 ) -> tuple[dict[str, Any], list[str]]:
     """Run a plan: start what is needed, send and receive all messages, stop everything, and print the outcome.
 
-    With `ui`, the inspector is open during the run, and everything goes on until Ctrl-C.
+    With `ui`, the inspector shows the run, and the experiment is stopped only after Ctrl-C.
 
     Args: `purpose` is the beginning of the experiment's name. With `probe`, the latency of single messages is measured
-    after the run.
+    after the run, if all numbers of the run agree.
     Returns: the outcome in JSON's types, and a list of sentences about the numbers that do not agree.
     """
     check_ray_address()
@@ -109,7 +109,7 @@ def _logged(console: Console, messaging: Messaging, account: ReplayAccount) -> t
 
 
 def finish(found: dict[str, Any], problems: Sequence[str], *, as_json: bool) -> None:
-    """Print the outcome of a run if `as_json` is True; exit with code 1 if there are problems."""
+    """Print the outcome of a run if `as_json` is True, and each problem on stderr. With a problem, exit with code 1."""
     if as_json:
         print_json(json.dumps(found).encode())
     for problem in problems:
@@ -119,7 +119,7 @@ def finish(found: dict[str, Any], problems: Sequence[str], *, as_json: bool) -> 
 
 
 def check_outputs(log_dir: str | None) -> None:
-    """Raise ConfigError if a run's folder already has a log; LogError if the folder cannot be read."""
+    """Raise ConfigError if a run's folder is "" or already has a log; LogError if the folder cannot be read."""
     if log_dir == "":
         raise ConfigError("--log-dir '' is not a folder: name one, or leave the option out")
     if log_dir is not None and Folder(log_dir).segments():

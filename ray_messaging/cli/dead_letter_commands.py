@@ -243,7 +243,10 @@ def _write(file: Path, frame: bytes) -> None:
 
 
 def _finish(left: Sequence[str], *, quiet: bool) -> None:
-    """Print a line for each letter that is left, unless `quiet` is true. If there are any, exit with code 1."""
+    """Print each text of `left` on stderr, unless `quiet` is true. Exit with code 1 if `left` is not empty.
+
+    Args: `left` says which letters could not be handled.
+    """
     for letter in () if quiet else left:
         typer.echo(f"left: {letter}", err=True)
     if left:

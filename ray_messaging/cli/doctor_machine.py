@@ -25,7 +25,8 @@ from ray_messaging.transports.server_facts import kind_and_version
 from ray_messaging.transports.server_probe import ask_server
 
 LITTLE_MEMORY = 2**30  # bytes; Ray takes 0.5 GiB, and each of our actors 80 MB
-SAFE_RAY = 2, 56  # the lowest version in pyproject.toml; a cluster or an image may have an older one
+# The lowest version of Ray that pyproject.toml allows. A cluster or a container image may have an older Ray.
+SAFE_RAY = 2, 56
 FEW_FILES, TOO_FEW_FILES = 4096, 1024  # limits of open files: a group needs about 40, Ray hundreds
 EXTRAS = {
     "pandas": "pandas",

@@ -31,10 +31,10 @@ def fork(
     rules: Rules = None,
     by: Annotated[str, typer.Option(help="agent or group, as in messaging.run.")] = "agent",
 ) -> None:
-    """Begin another run from a checkpoint of a run, and say where the two runs differ.
+    """Begin a new run from a checkpoint of the run PARENT, and say where the two runs differ.
 
-    The other run has the agents and groups of the first one. If the model needs a graph, shared objects or a start
-    function, fork the run in Python.
+    The new run has the agents and groups of PARENT. If the model needs a graph, shared objects or a start function,
+    fork the run in Python.
     """
     from ray_messaging import Messaging, compare  # noqa: PLC0415 - they take a second
 
@@ -54,7 +54,7 @@ def fork(
 
 
 def imported_function(named: str) -> Callable[..., Any]:
-    """Return a user's function, named as MODULE:FUNCTION; raise ConfigError if it cannot be imported."""
+    """Import a user's function, named as MODULE:FUNCTION; raise ConfigError if this fails, or if it is no function."""
     module, _, name = named.partition(":")
     sys.path.insert(0, "")  # so that models in the present folder can be imported, as by `python -m`
     try:

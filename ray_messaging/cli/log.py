@@ -176,8 +176,8 @@ def thread(
 def why(target: Target, message_id: MessageId, depth: Depth = DEPTH, as_json: Json = False) -> None:
     """Print a message, and below it the messages that its sender had just read, each with its own causes.
 
-    With --json, each message of the tree is a line, which comes before its causes. `cause_of` names the message above
-    it.
+    With --json, print one line for each message of the tree, the message before its causes. In the line of a cause,
+    `cause_of` is the id of the message above the cause.
     """
     found = open_log(target).why(message_id, depth)
     if as_json:
@@ -201,7 +201,10 @@ def effects(target: Target, message_id: MessageId, depth: Steps = DEPTH, as_json
 def tail(
     target: Target, fields: dict[str, Any], lines: Lines = 10, limit: TailLimit = None, as_json: Json = False
 ) -> None:
-    """Print the last matching rows, and then new rows until Ctrl-C. A finished run has no new rows."""
+    """Print those of the last rows that match, and then new matching rows until Ctrl-C.
+
+    A finished run has no new rows.
+    """
     log = open_log(target)
     after = max(-1, log.end - lines)
     if limit is not None:

@@ -64,9 +64,9 @@ _ENDS = ("from_id", "to_id", "agent")
 
 
 def with_fields(*without: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Return a decorator that adds OPTIONS to a command, which gets their values as `fields`.
+    """Return a decorator that adds the options of OPTIONS to a command, except those in `without`.
 
-    The options in `without` are left out.
+    The command gets the options' values as its argument `fields`.
     """
     names = [name for name in OPTIONS if name not in without]
 
@@ -88,7 +88,10 @@ def with_fields(*without: str) -> Callable[[Callable[..., None]], Callable[..., 
 
 
 def read_fields(given: dict[str, Any]) -> dict[str, Any]:
-    """Return the values of options as fields of a query; raise InvalidQuery if one cannot be read."""
+    """Return the values of options as fields of a query. Options that were not passed are left out.
+
+    Raises: InvalidQuery if --step or --step-read cannot be read.
+    """
     fields = {name: value for name, value in given.items() if value not in (None, [])}
     for name in _ENDS:
         if name in fields:
@@ -105,7 +108,7 @@ def read_fields(given: dict[str, Any]) -> dict[str, Any]:
 
 
 def read_id(text: str) -> str | None:
-    """Return the id that a text stands for; None for "", which is the user."""
+    """Return an agent's id that a user wrote as text. The text "" stands for the user, whose id is None."""
     return text or None
 
 

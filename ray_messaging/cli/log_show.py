@@ -149,7 +149,10 @@ def show_table(console: Console, found: pa.Table) -> None:
 
 
 def line_of(row: LogRow) -> Text:
-    """Return a row as one line: time, sender, recipient, fate and reason (if the message did not arrive), payload."""
+    """Return a row as one line: time, sender, recipient, fate, payload, rewriting rule and labels.
+
+    The fate and its reason are left out if the message was delivered.
+    """
     line = Text.assemble((utc_time(row.sent_at), "dim"), f"  {_from(row)} -> {_to(row)}  ")
     if row.fate not in STORED:
         line.append(row.fate, facts_of(row.fate).terminal)
@@ -176,7 +179,7 @@ def _why(row: LogRow) -> str:
 
 
 def _reason(row: LogRow) -> str:
-    """Return the rule's reason for a block, or the payload before a rewrite."""
+    """Return the rule's reason, and the payload before the rule rewrote it, as one text ("": the row has neither)."""
     was = "" if row.text_before is None else f"before: {shortened(row.text_before)}"
     return printable("; ".join(filter(None, (row.reason, was))))
 

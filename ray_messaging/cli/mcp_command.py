@@ -51,9 +51,12 @@ def check_extra() -> None:
 def join(exp_id: str, folder: str) -> LiveControl:
     """Return an object that controls a running experiment.
 
-    Raises: ConfigError if the experiment does not run, or logs into another folder.
+    Raises: ConfigError if the experiment does not run, or does not log into `folder`.
     """
     messaging = join_experiment(exp_id, "ask about the run without steering it")
     if messaging.log_dir is None or Path(messaging.log_dir).resolve() != Path(folder).resolve():
-        raise ConfigError(f"experiment {exp_id!r} does not log into {folder!r}: its log_dir is {messaging.log_dir}")
+        raise ConfigError(
+            f"the running experiment {exp_id!r} does not log into {folder!r}, its log_dir is {messaging.log_dir}: ask "
+            "about the run in this folder without steering it"
+        )
     return LiveControl(messaging, parse_rule, [known.example for known in KNOWN.values()])

@@ -40,9 +40,9 @@ def dashboard(
     target = folder or (Path(given) if given else session / "metrics" / "grafana" / "dashboards")
     if not target.is_dir():
         raise ConfigError(
-            f"there is no folder {target}, which Ray makes for dashboards of Grafana when it starts with its own "
-            "dashboard: start Ray so (pip install 'ray[default]'; ray start --head), or name the folder from which "
-            "your Grafana takes dashboards"
+            f"there is no folder {target}: name the folder from which your Grafana takes dashboards. Or name no "
+            "folder, and start Ray with its own dashboard (pip install 'ray[default]'; ray start --head): Ray then "
+            "makes a folder for dashboards of Grafana"
         )
     text = files("ray_messaging.observability.metrics").joinpath("grafana_dashboard.json").read_text("utf-8")
     target.joinpath(_FILE).write_text(text, encoding="utf-8")

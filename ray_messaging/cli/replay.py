@@ -75,7 +75,7 @@ def demo(
     from ray_messaging.cli.checked_run import check_outputs, finish, run  # noqa: PLC0415 - it brings Ray
 
     if ui and log_dir is None:
-        raise ConfigError("the inspector shows the messages of a log: add --log-dir demo-log to --ui")
+        raise ConfigError("--ui shows the messages of a log, so a log is needed: add --log-dir demo-log to --ui")
     if ui:
         check_extra()
     check_outputs(log_dir)

@@ -25,7 +25,7 @@ ARROW = "->"
 
 
 def parse_rules(specs: Sequence[str]) -> list[Rule]:
-    """Build rules in the given order; raise ConfigError, which lists the known rules, if one is not valid."""
+    """Build rules in the given order; raise ConfigError if the text of a rule is not valid."""
     rules: list[Rule] = []
     for spec in specs:
         rule = parse_rule(spec)
@@ -38,7 +38,7 @@ def parse_rules(specs: Sequence[str]) -> list[Rule]:
 
 
 def parse_rule(spec: str) -> Rule:
-    """Build one rule; raise ConfigError, which lists the known rules, if it is not valid."""
+    """Build the rule that a text such as "max-length:500" describes; raise ConfigError if the text is not valid."""
     kind, _, argument = spec.partition(":")
     known = KNOWN.get(kind.strip().lower().replace("_", "-"))
     if known is None:
@@ -133,8 +133,8 @@ def _pair(text: str, kind: str) -> Pair:
     if len(sides) != 2 or not all(side.strip() for side in sides):
         pairs = "1-2" if kind == "allow-graph" else "1-2, 1-* or *-2"
         raise ConfigError(
-            f"the rule {kind!r} has {text!r}, which is not a pair of agents: write {pairs}; for ids that contain a "
-            f"hyphen, write 'A{ARROW}B', with the quotes in a shell"
+            f"the rule {kind!r} has {text!r}, which is not a pair of agents: write {pairs}; if an id contains a "
+            f"hyphen, write A{ARROW}B (in a shell, put quotes around the rule)"
         )
     return _side(sides[0]), _side(sides[1])
 
@@ -144,7 +144,10 @@ def _side(text: str) -> AgentId | None:
 
 
 class Known(NamedTuple):
-    """The function that builds a rule from the text after its name, and an example of a whole rule text."""
+    """A rule that can be written as text, such as "max-length:500".
+
+    `make` builds the rule from the text after "max-length:". `example` has texts of the whole rule.
+    """
 
     make: Callable[[str], Rule]
     example: str

@@ -31,7 +31,7 @@ def print_json(*lines: bytes) -> None:
 
 
 def output(*, aside: bool = False) -> Console:
-    """Return the console for output. Only on a terminal it has colours, live bars and line breaks.
+    """Return the console for output. It has colours, live bars and line breaks only on a terminal.
 
     Args: With `aside`, the console writes to stderr, because a program reads stdout.
     """
@@ -47,9 +47,8 @@ def output(*, aside: bool = False) -> Console:
 def join_experiment(exp_id: str, otherwise: str, *, missing: str = "") -> "Messaging":
     """Return a running experiment; raise ConfigError if it does not run.
 
-    The error names `otherwise` as a remedy.
-
-    Args: `missing` is a sentence with which the error begins ("": none).
+    Args: `otherwise` is a remedy, at the end of the error. `missing` is the beginning of the error, such as "there is
+    no folder 'town' here, and ".
     """
     from ray_messaging.cluster.messaging import Messaging  # noqa: PLC0415 - it brings Ray, which takes a second
     from ray_messaging.cluster.ray_clusters import join_ray  # noqa: PLC0415
@@ -60,6 +59,6 @@ def join_experiment(exp_id: str, otherwise: str, *, missing: str = "") -> "Messa
     except UnknownName as error:
         raise ConfigError(f"{missing}{error}; or {otherwise}") from error
     raise ConfigError(
-        f"{missing}no Ray cluster that could have experiment {exp_id!r} runs on this machine: set RAY_ADDRESS to the "
-        f"cluster's host:port, or {otherwise}"
+        f"{missing}no Ray cluster was found on this machine, so experiment {exp_id!r} does not run here: set "
+        f"RAY_ADDRESS to the host:port of the experiment's cluster, or {otherwise}"
     )

@@ -30,7 +30,7 @@ SHADES = (
 
 @contextmanager
 def progress_bars(console: Console, messages: int) -> "Iterator[OnProgress]":
-    """Show live counts of sent and received messages on a terminal."""
+    """Show live counts of sent and received messages on a terminal. Yield the function that updates the counts."""
     columns = (TextColumn("{task.description:>8}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with Progress(*columns, console=console, disable=not console.is_terminal) as bars:
         sent_bar, received_bar = bars.add_task("sent", total=messages), bars.add_task("received", total=messages)
@@ -43,7 +43,10 @@ def progress_bars(console: Console, messages: int) -> "Iterator[OnProgress]":
 
 
 def show_fates(console: Console, account: "ReplayAccount") -> None:
-    """Print how many messages had each fate, such as "delivered", and how many each rule blocked."""
+    """Print how many messages had each fate, such as "delivered".
+
+    Also print how many messages each rule blocked, and which agents had no group that listened for them.
+    """
     right = ("messages", "share")
     table = plain_table("What became of the messages", "fate", *right, "meaning", right=right)
     for fate, count in sorted(account.fates.items(), key=lambda found: -found[1]):

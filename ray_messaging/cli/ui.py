@@ -86,7 +86,7 @@ def ui(
 ) -> None:
     """Show a run in the browser: flow between groups, rates, steps, conversations, rules, health. Or show a study.
 
-    It ends with Ctrl-C.
+    The command ends with Ctrl-C.
     """
     check_extra()
     # These modules import Ray and pyarrow, which takes a second, and which `ui --help` does not need.
@@ -130,7 +130,7 @@ def ui(
 
 def _opened(target: str | None, model: str | None, beside: str | None, *, of_process: bool) -> "RunFacts | Messaging":
     if (target is None) is (model is None):
-        raise ConfigError("name what to show: an experiment or a folder, or a model by --model town:town")
+        raise ConfigError("name what to show, one of these: an experiment, a folder, a model by --model town:town")
     if target is None:
         assert model is not None
         if beside is not None:

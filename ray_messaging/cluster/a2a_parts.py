@@ -45,14 +45,15 @@ def payload_of(parts: Sequence[Part]) -> dict[str, Any]:
     the object's fields become fields of the payload, unless it has a `content`, too, and there are texts. Otherwise the
     field `data` has a list of the data of all data parts.
 
-    Raises: InvalidPayload for a part that is neither text nor data, such as a file, or if there are no parts.
+    Raises: InvalidPayload for a part that is neither text nor data, such as a file, for data that are not JSON, such as
+    NaN, or if there are no parts.
     """
     try:
         texts, data = get_text_parts(parts), [_with_whole_numbers(each) for each in get_data_parts(parts)]
     except Exception as error:  # Protobuf raises errors of its own types, such as for NaN.
         raise InvalidPayload(f"the message has data that are not JSON: {error}") from error
     if not parts or len(texts) + len(data) != len(parts):
-        raise InvalidPayload("the message must consist of texts and JSON data, without files and URLs")
+        raise InvalidPayload("the message has no parts, or has files or URLs: its parts must be texts and JSON data")
     found: dict[str, Any] = {"content": "\n".join(texts)} if texts else {}
     if len(data) == 1 and isinstance(data[0], dict) and not found.keys() & data[0].keys():
         return found | data[0]

@@ -47,8 +47,8 @@ _FAILED = {
     TaskState.TASK_STATE_REJECTED,
     TaskState.TASK_STATE_AUTH_REQUIRED,
 }
-WAITING = "waiting"  # under this key `me.state` has the messages that the outside agent has not answered yet
-ANSWERS = "answers"  # under this key an answer's payload has the id of the message that is answered
+WAITING = "waiting"  # the key in `me.state` for the messages that the outside agent has not answered yet
+ANSWERS = "answers"  # the field of an answer's payload for the id of the message that is answered
 
 
 class RemoteFailure(Exception):
@@ -169,9 +169,9 @@ class RemoteAgent(AbstractContextManager["RemoteAgent"]):
     async def __call__(self, me: "Agent", inbox: "Messages") -> None:
         """Pass the messages of a step on to the outside agent, and send the agent's answers to the messages' senders.
 
-        If the agent has not answered a message in time, its answer is sent in one of the next `late_steps` steps. If
-        there is no answer by then, the sender gets an error as the answer. If the sender is the user, who takes part in
-        no steps, the error is sent in this step.
+        If the agent has not answered a message within `wait_s` seconds, its answer is sent in one of the next
+        `late_steps` steps. If there is no answer by then, the sender gets an error as the answer. If the sender is the
+        user, who takes part in no steps, the error is sent in this step.
 
         The agent's answers, and the fact that an answer was late, are remembered. So they are the same if the step runs
         again, and in a fork.
@@ -183,7 +183,7 @@ class RemoteAgent(AbstractContextManager["RemoteAgent"]):
         async def ask_remote(message_id: str, payload: object, task: str | None, since: int) -> dict[str, Any]:
             return await self._within_limit(message_id, payload, task, wait=me.step == since)
 
-        asks = by_content(ask_remote, sample=None)  # Other runs do not share answers that may be late.
+        asks = by_content(ask_remote, sample=None)  # Calls(store=) must not share "late" results among equal calls.
 
         async def ask(message_id: str, payload: object, task: str | None, since: int) -> dict[str, Any]:
             try:
@@ -277,8 +277,8 @@ class RemoteAgent(AbstractContextManager["RemoteAgent"]):
             for interface in card.supported_interfaces:
                 if _origin(interface.url) != _origin(self.url):
                     raise RemoteFailure(
-                        f"the agent's card leads to {interface.url}, which is on another host, and that host must "
-                        "not get the token"
+                        f"the agent's card leads to {interface.url}, but its scheme, host and port must be those of "
+                        f"{self.url}, so that another host does not get the token: correct the card or the agent's URL"
                     )
             async with ClientFactory(ClientConfig(httpx_client=http)).create(card) as client:
                 yield client
@@ -299,7 +299,7 @@ def _pass_on(
 
 
 async def _ended(future: Future[Any], wait_s: float) -> None:
-    """Wait until a future is done, but at most `wait_s` seconds. The future may outlive this event loop."""
+    """Wait until a future is done, but at most `wait_s` seconds. This event loop may end before the future is done."""
     ended, loop = asyncio.Event(), asyncio.get_running_loop()
 
     def tell(_: object) -> None:
@@ -367,9 +367,9 @@ def _answer(task: Task) -> dict[str, Any]:
 
 
 class _Bounded(httpx.AsyncHTTPTransport):
-    """HTTP transport that refuses a response that is too large.
+    """An HTTP transport that refuses responses that are too large or compressed.
 
-    It also refuses a compressed response, because its full size is not known in advance.
+    A compressed response is refused because the size of its decompressed content is not known in advance.
     """
 
     async def handle_async_request(self, request: httpx.Request) -> httpx.Response:

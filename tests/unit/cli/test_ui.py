@@ -70,7 +70,7 @@ def test_it_names_the_extra_that_is_missing(run, folder, monkeypatch):
 
 def test_an_experiment_that_is_nowhere(run, monkeypatch):
     monkeypatch.setattr("ray_messaging.cluster.ray_clusters.join_ray", lambda _: False)
-    assert "there is no folder 'town' here, and no Ray cluster that could have" in run("town", "--port", 0)
+    assert "there is no folder 'town' here, and no Ray cluster was found" in run("town", "--port", 0)
 
 
 @pytest.mark.parametrize(
