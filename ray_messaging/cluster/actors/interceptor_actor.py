@@ -76,7 +76,7 @@ class InterceptorActor:
     def _host(self) -> "InterceptorHost":
         """Return the plain object that does the actor's work.
 
-        Raises: the error because of which this object could not begin; Fenced if a later start of the experiment has
+        Raises: the error that prevents the start of this object; Fenced if a later start of the experiment has
         replaced this interceptor.
         """
         self._start.check()

@@ -33,7 +33,7 @@ from ray_messaging.transports.step_values import CollectedKind
 from ray_messaging.transports.transport_values import Limits
 
 PAGE = 4096  # the most rows of one answer
-# The list that `rows` returns can be cleared. Under this name the server stores when this was last done (time in ms).
+# The name under which the server stores the time of the last call of `LogHost.clear`, in ms.
 _CLEARED = "cleared"
 
 T = TypeVar("T")
@@ -107,7 +107,7 @@ class LogHost:
 
     async def _prepare_folder(self) -> None:
         """Claim the log's folder, unless an earlier process of this start of the experiment has claimed it."""
-        # If another start has claimed the experiment, its log may be in this folder.
+        # If another start has claimed the experiment, this folder may have the log of that start.
         if await self._server.holder() not in {None, self._experiment.run.encode()}:
             raise other_run(self._experiment.exp_id, 0)
         before = (await self._server.log_mark("run") or b"").decode()
@@ -149,7 +149,7 @@ class LogHost:
         """
         run, reset = self._experiment.run, self._on_existing == "reset"
         segments, account = self._folder.segments(any_schema=reset), folder_records.read_account(self._folder)
-        if account.writer.startswith(f"{run}/"):  # this start's log is in the folder, but the server has lost it
+        if account.writer.startswith(f"{run}/"):  # the server has lost this start's log, but the folder has it
             error = died_before_loss(self._experiment.exp_id, self._folder, segments)
             folder_records.note_missing(self._folder, account.writer, str(error))
             raise error
@@ -293,8 +293,8 @@ class LogHost:
         All blocked messages are in one stream. So their order does not change when the writer restarts, and a cursor
         stays valid.
 
-        Args: `seen` is what the last call returned as its second value (None: there was no call). It says where to read
-        on.
+        Args: `seen` is the second value that the last call returned (None: there was no call). It is the position in
+        the log after which this call reads on, unless the log's actor was restarted in between.
         """
         position = -1
         if seen is not None and seen.process == self._process:

@@ -113,7 +113,7 @@ class ActorStart:
             raise self.failure.with_traceback(None)
 
     async def stop(self) -> bool:
-        """Stop the retries; return whether the start was still being retried."""
+        """Stop retries in the background; return whether there have been any since the actor restarted."""
         if self._retrying is None:
             return False
         await end(self._retrying)
