@@ -22,7 +22,7 @@ NAMESPACE = "ray_messaging"
 
 # Ray's errors of a call whose actor has raised an error or is gone.
 _OF_ACTOR = (RayTaskError, RayActorError, ActorUnschedulableError)
-# The most seconds that Ray needs to report a killed actor as dead, and the seconds between two checks of that.
+# Ray reports a killed actor as dead within _DEATH_S seconds. `wait_dead` checks this every _GLANCE_S seconds.
 _DEATH_S, _GLANCE_S = 2.0, 0.01
 _LATE_S = 10.0  # if no process becomes ready for this many seconds, `start_in_turn` calls its argument `late`
 _LEAST, _PER_PROCESSOR = 8, 2  # how many processes start at a time: _PER_PROCESSOR for each processor, at least _LEAST
@@ -80,10 +80,10 @@ def gone(actor_name: str) -> Closed:
 
 
 async def insist(waiting: Waiting, actor: Any, call: Callable[[], Any], *, actor_name: str) -> Any:  # noqa: ANN401 - a handle, an ObjectRef, its value
-    """Repeat a call, which must be idempotent, while its actor restarts. Raises the same errors as `result`.
+    """Make a call, and repeat it while its actor restarts; return its result. Raises the same errors as `result`.
 
-    The actor must have a method `ready`. Ray's own retries are slower: Ray takes one or two seconds to notice the
-    failure, and retries up to a second later.
+    The call must be idempotent, and the actor must have a method `ready`. Ray's own retries are slower: Ray takes one
+    or two seconds to notice the failure, and retries up to a second later.
     """
     while True:
         try:
