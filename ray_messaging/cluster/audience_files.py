@@ -92,8 +92,8 @@ def _members(name: str, edges: Edges) -> AgentSet:
 class AudienceMaker:
     """Maker of versions of audiences.
 
-    It writes the files of a version first. Then the experiment's directory, the list of mailboxes and audiences on the
-    server, gets the version.
+    The files of a new version are written first. Then the version is recorded in the experiment's directory, the list
+    of mailboxes and audiences on the server.
 
     A lock in the folder lets only one process change audiences at a time. A Ray actor of this class, on the node with
     the files, serves processes on other nodes. The actor has no state.

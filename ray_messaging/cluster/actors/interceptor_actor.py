@@ -133,7 +133,7 @@ class InterceptorActor:
         answer = self._host.interceptor.answer(request, patient=patient)
         return answer if isinstance(answer, bytes) else await answer
 
-    # -- control: a change applies to every send that begins after the call has returned ----------------------------
+    # -- control: a change without at_step applies to every send that begins after the call has returned ------------
 
     rules = of_host(lambda host: host.described_rules)
     rule_changes = of_host(lambda host: host.editor.changes)

@@ -319,14 +319,17 @@ class LogHost:
         return int(counted["count"][0].as_py()) if len(counted) else 0
 
     async def rows(self) -> list[dict[str, Any]]:
-        """Return the latest sends since `clear`, oldest first, in the form of AgentSociety's log list."""
+        """Return the latest sends since `clear`, oldest first, in the form of AgentSociety's log list.
+
+        The list has at most `MessagingConfig.log_list_messages` entries.
+        """
         end = await self.ask("end", {})
         after = max(self._cleared, end - self._experiment.settings.log_list_messages)
         found = await self.ask("query", {"after": after, "internal": True, "text": True})
         return rows_as_seed(_later(found, self._cleared_ms).drop_columns(list(INTERNAL)))
 
     async def clear(self) -> None:
-        """Empty the list that `rows` returns; the event log keeps everything."""
+        """Let `rows` return only sends that begin after this call; the event log keeps all rows."""
         self._cleared = await self.ask("end", {})
         now = await self._server.time_ms()
         await self._server.set_log_mark(_CLEARED, now)

@@ -29,7 +29,7 @@ _LEAST, _PER_PROCESSOR = 8, 2  # how many processes start at a time: _PER_PROCES
 
 
 def find_actor(name: str) -> Any:  # noqa: ANN401 - a Ray actor handle
-    """Return one of our actors by its name, or None if there is none or it is dead."""
+    """Return the living actor of this library that has a name, or None if there is no such actor."""
     try:
         return OurActor(find_named(name, NAMESPACE), name.partition("/")[0])
     except ValueError:
@@ -37,7 +37,7 @@ def find_actor(name: str) -> Any:  # noqa: ANN401 - a Ray actor handle
 
 
 def named_actors(prefix: str) -> dict[str, Any]:
-    """Return our living actors whose names begin with a prefix, by name."""
+    """Return the living actors of this library whose names begin with a prefix, by name."""
     names = [each["name"] for each in all_names() if each["namespace"] == NAMESPACE and each["name"].startswith(prefix)]
     found = {name: find_actor(name) for name in names}
     # Actors that have just ended are left out.
@@ -64,7 +64,7 @@ async def value_of(waiting: Waiting, ref: Any, *, actor_name: str, sends: bool =
 
 
 def wait_dead(actor: Any) -> None:  # noqa: ANN401 - a Ray actor handle
-    """Wait until this process knows that a killed actor is dead, so that later calls raise Closed."""
+    """Wait, for two seconds at most, until this process knows that a killed actor is dead: later calls raise Closed."""
     deadline = time.monotonic() + _DEATH_S
     while known_dead(actor) is False and time.monotonic() < deadline:
         time.sleep(_GLANCE_S)

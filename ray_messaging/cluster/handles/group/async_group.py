@@ -123,8 +123,8 @@ class AsyncGroup(StampedHandle):
         self._sending = threading.Lock()
         self._fetching = waiting.lock()
         self._token: Token | None = None
-        # `_fetches` is the number of the last fetch, `_received` that of the last fetch with commit="acked" that returned
-        # messages.
+        # `_fetches` is the number of the last fetch. `_received` is the number of the last fetch with commit="acked"
+        # that returned messages.
         self._fetches = self._received = 0
         self._unacked: dict[tuple[str, int], Token] = {}  # the tokens of fetches with commit="acked"
         self._restarting = False  # whether the group's actor went down during the last send, and may be restarting
@@ -612,8 +612,8 @@ class AsyncGroup(StampedHandle):
     async def remove_agents(self, agents: Iterable[AgentId], *, timeout: float = MOVE_TIMEOUT_S) -> None:
         """Stop hosting agents; messages that wait for them become dead letters. Either all agents leave, or none.
 
-        This call waits up to `timeout` seconds until the messages that were fetched for the agents are committed. In an
-        experiment with steps this call does not wait. The agents leave when the next step opens (see
+        Without steps, this call waits up to `timeout` seconds until the messages that were fetched for the agents are
+        committed. With steps, this call does not wait, and the agents leave when the next step opens (see
         docs/moving-agents.md).
 
         Raises: MoveFailed if the fetched messages were not committed in time; UnknownName for an agent that is not
@@ -624,12 +624,12 @@ class AsyncGroup(StampedHandle):
     async def move_agents(self, agents: Iterable[AgentId], *, to: str, timeout: float = MOVE_TIMEOUT_S) -> None:
         """Move agents to another group, with all messages that wait for them, in order. Either all move, or none.
 
-        This call waits up to `timeout` seconds until the messages that were fetched for the agents are committed. In an
-        experiment with steps this call does not wait. The agents move when the next step opens (see
-        docs/moving-agents.md).
+        Without steps, this call waits up to `timeout` seconds until the messages that were fetched for the agents are
+        committed. With steps, the agents move when the next step opens. This call then waits only if the other group
+        has just joined the steps, for the group's first step (see docs/moving-agents.md).
 
-        Raises: MoveFailed if the fetched messages were not committed in time; UnknownName for an agent that is not
-        here or a group that does not exist; AlreadyExists if the agents are in that group already.
+        Raises: MoveFailed if the wait is longer than `timeout`; UnknownName for an agent that is not here or a group
+        that does not exist; AlreadyExists if the agents are in that group already.
         """
         await self._let_go(agents, check_name("group", to), timeout)
 
