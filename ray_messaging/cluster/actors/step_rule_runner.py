@@ -118,11 +118,13 @@ def check_step_rules(rules: Iterable[Rule], *, steps: bool, mirror: bool) -> Non
 
 
 class StragglerWatch:
-    """Task that warns of late groups: groups for which a step has waited for `stall_s` seconds, or that are cut off.
+    """Task that logs warnings about late groups.
 
-    The warning is repeated each time a group's wait has doubled. `late` has the late groups of the last check. The next
-    check is made when the first group may have become late, so a run without late groups costs about one call to the
-    server every `stall_s` seconds.
+    A group is late if a step has waited for the group for `stall_s` seconds, or if the step waits for the group and the
+    group's driver has not called the server for some time. The warning is repeated each time the wait has doubled.
+
+    `late` has the late groups of the last check. The next check is made when the first group may have become late, so a
+    run without late groups costs about one call to the server every `stall_s` seconds.
     """
 
     def __init__(self, store: "RedisSteps", exp_id: str, stall_s: float) -> None:
