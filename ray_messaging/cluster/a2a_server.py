@@ -258,8 +258,9 @@ class _Asking(AgentExecutor):
     async def execute(self, context: RequestContext, event_queue: EventQueue) -> None:
         """Ask the agent, and end the A2A task.
 
-        The task is completed with the agent's answer. It is rejected if a rule blocks the question, or if the message
-        is no valid payload. It fails if there is no answer.
+        The task is completed with the agent's answer. The task is rejected if a rule blocks the question, or if the
+        message is no valid payload. The task fails if there is no answer, if A2A cannot carry the answer, or at once if
+        too many questions already wait for this agent.
         """
         assert context.message is not None
         task = context.current_task or new_task_from_user_message(context.message)

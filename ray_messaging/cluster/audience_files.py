@@ -32,34 +32,41 @@ from ray_messaging.model.columns import IdColumn
 if TYPE_CHECKING:
     from ray_messaging.eventlog.stored_audiences import StoredAudiences
 
-_ATTEMPTS: Final = 5  # how often a call of the actor is tried; each try starts the actor again if it is gone
+_ATTEMPTS: Final = 5  # the most tries of a call to the actor; each try starts the actor again if it is gone
 
 
-# A function that gets the pairs of an audience, and returns the new pairs, or None to remove the audience. Ray sends
-# such functions to other nodes.
+# A function that changes an audience. It gets the audience's pairs (sender, hearer), and returns the new pairs, or None
+# to remove the audience. Ray sends such functions to other nodes.
 Change = Callable[[Edges], Edges | None]
 
 
 def join(name: str, agents: AgentSet, edges: Edges) -> Edges:
-    """Return an audience's pairs after some members have joined; raise ConfigError if it was not made from members."""
+    """Add `agents` to an audience's members; return the new pairs (sender, hearer).
+
+    Raises: ConfigError if the audience was not made from members.
+    """
     return MemberEdges.among(_members(name, edges) | agents)
 
 
 def leave(name: str, agents: AgentSet, edges: Edges) -> Edges:
-    """Return an audience's pairs after some members have left; raise ConfigError if it was not made from members."""
+    """Remove `agents` from an audience's members; return the new pairs (sender, hearer).
+
+    Raises: ConfigError if the audience was not made from members.
+    """
     return MemberEdges.among(_members(name, edges) - agents)
 
 
 def move(name: str, ids: IdColumn, points: object, edges: Edges) -> Edges:
-    """Return the pairs of an audience after agents have moved to new positions.
+    """Give agents of an audience new positions; return the new pairs (sender, hearer).
 
-    Raises: ConfigError if the audience has no positions; AudienceTooLarge if there are too many pairs.
+    Raises: ConfigError if the audience has no positions; InvalidColumns if `ids` and `points` do not fit together;
+    UnknownName for an agent without a position; AudienceTooLarge if there are too many pairs.
     """
     return positions_of(name, edges).moved(ids, points).edges()
 
 
 def remove(_edges: Edges) -> None:
-    """Return None in place of the pairs, which removes the audience."""
+    """Remove an audience: return None in place of its new pairs (see `Change`)."""
 
 
 def positions_of(name: str, edges: Edges) -> Positions:
@@ -85,8 +92,8 @@ def _members(name: str, edges: Edges) -> AgentSet:
 class AudienceMaker:
     """Maker of versions of audiences.
 
-    It writes the files of a version first. Then the experiment's directory, the list of mailboxes and audiences on the
-    server, gets the version.
+    The files of a new version are written first. Then the version is recorded in the experiment's directory, the list
+    of mailboxes and audiences on the server.
 
     A lock in the folder lets only one process change audiences at a time. A Ray actor of this class, on the node with
     the files, serves processes on other nodes. The actor has no state.
@@ -100,7 +107,7 @@ class AudienceMaker:
         self._log_dir = log_dir
 
     def load(self, name: str, version: int) -> Edges:
-        """Return the pairs of a version of an audience."""
+        """Return the pairs (sender, hearer) of a version of an audience."""
         return (self._store() or LocalFolder(self._folder)).read(name, version)
 
     def _store(self) -> "StoredAudiences | None":
@@ -168,10 +175,11 @@ class AudienceMaker:
 
 
 class AudienceFiles:
-    """The source of an experiment's audiences, for any process: it reads their pairs, and makes new versions.
+    """Reader and writer of the files of an experiment's audiences, for any process of the Ray cluster.
 
-    A process on the node with the files reads and writes them directly. A process on another node calls an actor on
-    that node. Processes find this actor by its name, and it ends with the last handle of it.
+    The files of an audience have its pairs (sender, hearer). Each change of an audience makes a new version of it. A
+    process on the node with the files reads and writes them directly. A process on another node calls an actor on the
+    node with the files. Processes find the actor by its name. The actor ends when its last handle is gone.
     """
 
     def __init__(self, experiment: Experiment, interceptor: Any) -> None:  # noqa: ANN401 - a Ray actor handle
@@ -183,8 +191,8 @@ class AudienceFiles:
     def _home(self) -> AudienceHome:
         if self._experiment.audiences is None:
             raise ConfigError(
-                f"experiment {self._experiment.exp_id!r} was started without a folder for audiences, so it can have "
-                "none: start it by Messaging.start"
+                f"experiment {self._experiment.exp_id!r} cannot have audiences, because it was started without a "
+                "folder for their files: start the experiment by Messaging.start"
             )
         return self._experiment.audiences
 

@@ -70,9 +70,11 @@ def check_shards(shards: object, *, server: ServerConfig | None, steps: Steps | 
 
 
 def _check_own(shards: object, server: ServerConfig) -> object:
-    """Return the number of servers of the experiment, if the user's `redis=` names servers.
+    """Return the number of servers of an experiment whose servers the user names by `redis=`.
 
-    The number is `shards`, or if that is None, the number in `redis=`. Raises: ConfigError if the two do not agree.
+    The number is `shards`, or if `shards` is None, the number of servers in `redis=`.
+
+    Raises: ConfigError if `shards` does not agree with `redis=`.
     """
     own = 1
     if isinstance(server, ShardsConfig):
@@ -133,10 +135,10 @@ def lost_server(spec: InterceptorSpec) -> str | None:
 
 
 def lost_machine(exp_id: str, config: ServerConfig, error: BaseException | None = None) -> Closed | None:
-    """With shards="per-node", return an error that names a node that is lost with its server, or None.
+    """Return an error that names a lost node with its server; None if no node is lost, or without shards="per-node".
 
-    Args: `error` is an error that a group has raised. If it says that a server cannot be reached, the server's node is
-    treated as lost, because Ray takes up to a minute to report that.
+    Args: `error` is an error that a group has raised. If a server could not be reached, the server's node is treated as
+    lost at once, because Ray takes up to a minute to report a lost node.
     """
     if not isinstance(config, ShardsConfig) or not config.nodes:
         return None
@@ -165,7 +167,8 @@ def _lost(exp_id: str, which: str, node: str, facts: Mapping[str, Any]) -> str:
 def config_here(config: ServerConfig) -> ServerConfig:
     """Return the server's config for a group in this process.
 
-    If one of several servers is on this node, the large messages that the group sends in steps are stored there.
+    With several servers, the group stores the large messages that it sends in steps on the server of its own node, if
+    there is one.
     """
     if isinstance(config, ShardsConfig) and config.nodes:
         return config.on_node(context().get_node_id())
@@ -175,9 +178,9 @@ def config_here(config: ServerConfig) -> ServerConfig:
 class KeptData(NamedTuple):
     """A folder on this machine for the data of servers. If there are several servers, each has a subfolder.
 
-    `asked_for` says that the user has named the folder. Otherwise the data are kept only in case all other processes
-    die, and are deleted when the log has all rows. With steps they are kept longer, so that a later start can go on
-    with them.
+    If the user has named the folder, `asked_for` is True, and the data stay there after the run. If not, the folder is
+    beside the log, and the data are there only in case all other processes die. They are deleted when the log has all
+    rows, but in an experiment with steps they stay, so that a later start can resume the run.
     """
 
     folder: Path
@@ -186,11 +189,13 @@ class KeptData(NamedTuple):
 
     @classmethod
     def of(cls, given: str | Path | None, *, log_dir: str | None, shards: Shards) -> Self | None:
-        """Return the folder for the servers' data, by default beside the log; None if no data are kept.
+        """Return the folder for the servers' data; None if each server has a temporary folder instead.
+
+        The folder is `given`, or if that is None, the folder beside the log.
 
         Raises: ConfigError if the folder cannot be used.
         """
-        if shards == PER_NODE:  # check_shards has refused a given folder
+        if shards == PER_NODE:  # `check_shards` has refused data_dir= with "per-node"
             return None
         if given is None and (log_dir is None or "://" in log_dir):
             return None

@@ -24,10 +24,10 @@ HOST = "127.0.0.1"
 
 
 def finish(log_dir: str) -> bool:
-    """Write the rows that are missing in a log whose run was killed; return False if the log was complete.
+    """Write the rows that are missing in a log whose run was killed; return False if no rows are missing.
 
-    Afterwards the server's data are deleted, with two exceptions: data in a `data_dir` that a user has passed are kept,
-    and so are the data of an experiment with steps, because a later start can go on with them.
+    Afterwards the server's data are deleted, with two exceptions. Data in a `data_dir` that a user has passed are kept.
+    The data of an experiment with steps are kept, too, because a later start can resume the run with them.
 
     Raises: LogError if the server's data are not on this machine; ConfigError while the run's server still runs.
     """

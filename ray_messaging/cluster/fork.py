@@ -38,14 +38,16 @@ if TYPE_CHECKING:
 
 
 class Fork:
-    """What the process that started a fork does between the fork's steps, so that the parent's run is repeated.
+    """Repeater of the parent's run. The process that started the fork calls this object between the fork's steps.
 
-    It checks that in the steps before `at_step` the groups send the same messages as in the parent. It sends again the
-    messages that came to the parent's agents from outside of the steps, such as the user's messages and questions. The
-    answers to these questions are ignored.
+    The object checks that in the steps before `at_step` the fork's groups send the same messages as the parent's
+    groups. It also sends again the messages that came to the parent's agents from outside of the steps, such as the
+    user's messages and questions. The answers to these questions are ignored.
 
-    Args: `checkpoints` are the steps after which the parent has checkpoints. `resumed` says that an earlier process of
-    the fork may already have sent some messages from outside.
+    Args: `step` is the step after which the fork's checkpoint was made. `outside` are the messages from outside.
+    `states` are values to set in agents' states before step `at_step`. `checkpoints` are the steps after which the
+    parent has checkpoints. `resumed` says that an earlier process of the fork may already have sent some messages from
+    outside.
     """
 
     def __init__(
@@ -72,10 +74,10 @@ class Fork:
             self._outside.setdefault(row.step_read, []).append(row)
 
     def stops(self, first: int, until: int) -> Iterator[tuple[int, "Callable[[Messaging], None]"]]:
-        """Yield each step before which the fork must check or send messages, and the function that does it.
+        """Yield each step before which the fork must check or send messages, and the function to call before the step.
 
-        The steps are in ascending order, from `first` on. The run ends before step `until`. The check may be due right
-        then; it is yielded with the step `until`.
+        The steps are in ascending order, from `first` on. The run ends before step `until`. Only the check can be
+        yielded with step `until` itself, because it is about the steps before.
         """
         for step in sorted({self._at_step, *self._outside}):
             if first <= step <= until and step == self._at_step > self._checkpoint + 1:
@@ -89,7 +91,7 @@ class Fork:
         if all(log.digest(step) == self._parent.digest(step) for step in again):
             return
         found = log.diff(self._parent)
-        if found is None or found.step not in again:  # only messages from outside differ
+        if found is None or found.step not in again:  # only messages from outside of the steps differ
             return
         mine, theirs = (None if row is None else row.text for row in (found.mine, found.theirs))
         raise NotRepeatable(
@@ -113,7 +115,7 @@ class Fork:
             rows = _left(rows, step, messaging.log)
         messaging._user.run(self.send_again(messaging._user.messager.engine, rows))
         del self._outside[step]
-        # The messages for later steps were not sent by an earlier process, because no later step has begun.
+        # An earlier process of the fork has sent no messages for later steps, because it died before these steps began.
         self._resumed = False
 
     async def send_again(self, engine: "Engine", rows: "Sequence[LogRow]") -> None:
@@ -152,9 +154,7 @@ class Fork:
             f"the broadcast from outside {row.text} cannot be sent again before step {step}: in the parent, audience "
             f"{name!r} then had version {row.audience_version}, which a call from outside had made after the fork's "
             f"checkpoint, but in the fork it has {here}. Make that version by messaging.create_audience, as was done "
-            "in the parent"
-            + (f", or fork at step {min(later)} or later" if later else "")
-            + "; the run goes on from there",
+            "in the parent, and call run again" + (f", or fork at step {min(later)} or later" if later else ""),
             step=step,
             agent=row.from_id,
             what="message",
@@ -185,8 +185,9 @@ def _said(row: "LogRow") -> tuple[object, ...]:
 def _way(row: "LogRow") -> tuple[str | None, str, bool, int | None]:
     """Return a key for a message that came from outside of the steps. Messages with equal keys can be sent in one call.
 
-    A key has the audience, the subtopic (or ":" and the plain channel), whether the message is a question, and the
-    audience's version.
+    A key has the audience, the subtopic, whether the message is a question, and the audience's version. If the message
+    was sent to the user, or to a channel that belongs to no agent, the key has ":" and the channel in place of the
+    subtopic.
     """
     plain = row.audience is None and row.to_id is None
     subtopic = f":{row.channel}" if plain else row.subtopic or ""
@@ -237,7 +238,7 @@ def start_fork(
     there = read_run(Folder(target)) if on_existing == "resume" else None
     if there is None:
         step = checkpoint_before(parent, at_step)
-        check_collected(parent)  # a fork that goes on has copies of these files already
+        check_collected(parent)  # a fork that is resumed has its own copies of the collected data
     else:
         step = _checkpoint_of(there, target, record.experiment, at_step)
     check_rows(parent)
@@ -313,7 +314,7 @@ def _checkpoint_of(fork: "RunRecord", where: str, parent: str, at_step: int | No
 
 
 def _check_rules(record: "RunRecord", where: str, rules: Sequence[Rule] | None) -> None:
-    """Raise ConfigError if the parent had rules, and `rules` is None. Without rules the fork would be another run."""
+    """Raise ConfigError if the parent had rules, and `rules` is None: the fork could not repeat the parent's steps."""
     # The checkpoint may be from an earlier start of the parent, so the rules of all starts are considered.
     former = [f"{rule.get('kind')}(name={rule.get('name')!r})" for start in record.starts for rule in start.rules]
     if rules is None and former:

@@ -106,9 +106,9 @@ class GroupQuestions:
         """
         if call not in self._calls(call):
             raise UnknownName(
-                "the group's actor no longer knows these questions. Either the actor was restarted, and the answers "
-                f"arrive as ordinary messages, or {_MOST_UNREAD:,} later calls of ask_columns finished before anybody "
-                "read these answers",
+                "the group's actor no longer knows these questions. Either the actor was restarted: fetch the answers, "
+                f"which arrive as ordinary messages. Or {_MOST_UNREAD:,} later calls of ask_columns finished before "
+                "anybody read these answers: ask again",
                 kind="questions",
                 value=call,
             )
@@ -330,9 +330,9 @@ class GroupHost:
         await self.messager.conversation.begin()
 
     async def end_service(self, caller: str, ended: str) -> None:
-        """Record `ended`, the reason why a handle no longer serves this mailbox.
+        """Record that the handle `caller` no longer serves this mailbox, for the reason `ended`.
 
-        Do nothing if handles other than `caller` hold messages or fetch.
+        Do nothing if another handle holds messages or is fetching.
         """
         if not self._others_handle({caller}):
             await self.messager.conversation.end((), ended)

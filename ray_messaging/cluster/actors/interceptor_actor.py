@@ -76,7 +76,7 @@ class InterceptorActor:
     def _host(self) -> "InterceptorHost":
         """Return the plain object that does the actor's work.
 
-        Raises: the error because of which this object could not begin; Fenced if a later start of the experiment has
+        Raises: the error that prevents the start of this object; Fenced if a later start of the experiment has
         replaced this interceptor.
         """
         self._start.check()
@@ -133,7 +133,7 @@ class InterceptorActor:
         answer = self._host.interceptor.answer(request, patient=patient)
         return answer if isinstance(answer, bytes) else await answer
 
-    # -- control: a change applies to every send that begins after the call has returned ----------------------------
+    # -- control: a change without at_step applies to every send that begins after the call has returned ------------
 
     rules = of_host(lambda host: host.described_rules)
     rule_changes = of_host(lambda host: host.editor.changes)

@@ -69,8 +69,8 @@ class InterceptorHost:
         self.experiment = spec.experiment(redis)
         self._audiences = AudienceCache(AudienceFiles(self.experiment, actor))
         self.call_limits = CallLimits(spec.calls or Calls())
-        # For each group, the calls through `me.remember` that it had under way when it last reported them, and the time
-        # of this report.
+        # The last report of each group about its calls through `me.remember`: the calls under way, and the time of the
+        # report.
         self._calls_now: dict[str, tuple[CallsNow, float]] = {}
         self._tracer = tracer_of(spec.tracing, spec.exp_id, "interceptor")
         reset = spec.on_existing == "reset"
@@ -100,7 +100,7 @@ class InterceptorHost:
         """Return the interceptor; raise InterceptorUnavailable before it has its rules."""
         if self._interceptor is None:
             raise InterceptorUnavailable(
-                f"the interceptor of {self._spec.exp_id!r} has not loaded its rules yet, so no message may pass: ask "
+                f"the interceptor of {self._spec.exp_id!r} has not loaded its rules yet, so no message may pass: try "
                 "again"
             )
         return self._interceptor
@@ -114,7 +114,7 @@ class InterceptorHost:
 
     @property
     def seats(self) -> SeatDesk:
-        """Return the seats of people; raise ConfigError if the experiment has no steps."""
+        """Return the seats, the agents for which people act; raise ConfigError if the experiment has no steps."""
         if self._spec.steps is None:
             raise without_steps(self._spec.exp_id)
         return self._seats
@@ -129,8 +129,9 @@ class InterceptorHost:
 
         Senders ask which messages the rules let pass.
 
-        Raises: AlreadyExists if the server has an experiment of this name and `on_existing` is "error"; Fenced if
-        another start has claimed it; RuleError if a rule cannot be used.
+        Raises: AlreadyExists if the server has an experiment of this name and `on_existing` is "error", or is "resume"
+        and that experiment still runs; Fenced if another start has claimed the experiment; RuleError if a rule cannot
+        be used; ConfigError if the experiment began with other settings of steps.
         """
         # The rules are read first, so that an error is raised before anything is written.
         given = [self._store.admit(data) for data in self._spec.rules]
@@ -195,8 +196,8 @@ class InterceptorHost:
             rules = [rule for rule in rules if rule is not black_list]
         for rule in kept or ():
             if rule.state is not None and not isinstance(rule, StepRule):
-                # The pickle of the rule has the state that the rule had when it was passed to the experiment. The
-                # rule's newer state is on the server.
+                # The unpickled rule has the state that it had when it was passed to the experiment. This state is
+                # dropped here. `interceptor.load` loads the newer state, which was read from the server.
                 rule.state.load({})
                 rule.restored()
         settings = self._spec.settings
@@ -353,7 +354,10 @@ class InterceptorHost:
         self._directory.update(*await self.transport.load_directory(self._directory.version))
 
     def late_groups(self) -> list[Straggler]:
-        """Return the groups for which a step was waiting at the last check."""
+        """Return the late groups of the last check, which kept a step waiting for `Steps.stall_s` or were cut off.
+
+        A group is cut off if its driver has not called the server for some time.
+        """
         return [] if self._stragglers is None else self._stragglers.late
 
     def tell_calls(self, group: str, now: CallsNow) -> None:

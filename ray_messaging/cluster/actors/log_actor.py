@@ -71,9 +71,9 @@ class LogActor:
     async def blocked(self, cursor: int, seen: Seen | None, timeout_s: float) -> tuple[pa.Table, Seen] | MessagingError:
         """Return the blocked messages after the first `cursor` ones. If there are none, wait up to `timeout_s` for one.
 
-        The second value of the result is passed as `seen` in the next call (None: there was no call), so that reading
-        goes on from there. An error is returned instead of raised, because Ray would print a raised error if the
-        listener was closed meanwhile.
+        The second value of the result is the position up to which the log was read. The next call takes this value as
+        `seen` (None: there was no call before). An error is returned instead of raised, because Ray would print a
+        raised error if the listener was closed meanwhile.
         """
         try:
             return await self._host.blocked(cursor, seen, timeout_s)

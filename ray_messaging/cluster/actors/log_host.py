@@ -33,7 +33,7 @@ from ray_messaging.transports.step_values import CollectedKind
 from ray_messaging.transports.transport_values import Limits
 
 PAGE = 4096  # the most rows of one answer
-# The list that `rows` returns can be cleared. Under this name the server stores when this was last done (time in ms).
+# The name under which the server stores the time of the last call of `LogHost.clear`, in ms.
 _CLEARED = "cleared"
 
 T = TypeVar("T")
@@ -107,7 +107,7 @@ class LogHost:
 
     async def _prepare_folder(self) -> None:
         """Claim the log's folder, unless an earlier process of this start of the experiment has claimed it."""
-        # If another start has claimed the experiment, its log may be in this folder.
+        # If another start has claimed the experiment, this folder may have the log of that start.
         if await self._server.holder() not in {None, self._experiment.run.encode()}:
             raise other_run(self._experiment.exp_id, 0)
         before = (await self._server.log_mark("run") or b"").decode()
@@ -149,7 +149,7 @@ class LogHost:
         """
         run, reset = self._experiment.run, self._on_existing == "reset"
         segments, account = self._folder.segments(any_schema=reset), folder_records.read_account(self._folder)
-        if account.writer.startswith(f"{run}/"):  # this start's log is in the folder, but the server has lost it
+        if account.writer.startswith(f"{run}/"):  # the server has lost this start's log, but the folder has it
             error = died_before_loss(self._experiment.exp_id, self._folder, segments)
             folder_records.note_missing(self._folder, account.writer, str(error))
             raise error
@@ -293,8 +293,8 @@ class LogHost:
         All blocked messages are in one stream. So their order does not change when the writer restarts, and a cursor
         stays valid.
 
-        Args: `seen` is what the last call returned as its second value (None: there was no call). It says where to read
-        on.
+        Args: `seen` is the second value that the last call returned (None: there was no call). It is the position in
+        the log after which this call reads on, unless the log's actor was restarted in between.
         """
         position = -1
         if seen is not None and seen.process == self._process:
@@ -319,14 +319,17 @@ class LogHost:
         return int(counted["count"][0].as_py()) if len(counted) else 0
 
     async def rows(self) -> list[dict[str, Any]]:
-        """Return the latest sends since `clear`, oldest first, in the form of AgentSociety's log list."""
+        """Return the latest sends since `clear`, oldest first, in the form of AgentSociety's log list.
+
+        The list has at most `MessagingConfig.log_list_messages` entries.
+        """
         end = await self.ask("end", {})
         after = max(self._cleared, end - self._experiment.settings.log_list_messages)
         found = await self.ask("query", {"after": after, "internal": True, "text": True})
         return rows_as_seed(_later(found, self._cleared_ms).drop_columns(list(INTERNAL)))
 
     async def clear(self) -> None:
-        """Empty the list that `rows` returns; the event log keeps everything."""
+        """Let `rows` return only sends that begin after this call; the event log keeps all rows."""
         self._cleared = await self.ask("end", {})
         now = await self._server.time_ms()
         await self._server.set_log_mark(_CLEARED, now)

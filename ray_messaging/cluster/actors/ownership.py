@@ -19,7 +19,7 @@ logger = logging.getLogger(__name__)
 
 BEAT_S = 0.5
 # If the heartbeat of an interceptor has not changed for this long, the interceptor is dead or hangs. A new start may
-# then fence it by a new epoch.
+# then take its place by a higher epoch.
 _SILENT_S = 6 * BEAT_S
 _ENDING_S = 20.0  # Ray's processes may live this many seconds longer than a killed driver
 
@@ -29,17 +29,18 @@ _END_TIMEOUT_S = 1.0
 async def take_claim(server: RedisExperimentStore, store: RuleStore, spec: InterceptorSpec) -> tuple[int, bool]:
     """Claim the experiment's name on the server for this start of the experiment.
 
-    Return the interceptor's new epoch, a number, and whether this start had the claim already, because the
-    interceptor's actor has restarted. Verdicts of an interceptor with a lower epoch are refused.
+    Return two values: the interceptor's new epoch, which is a number, and whether this start had the claim already,
+    because the interceptor's actor has restarted. Verdicts of an interceptor with a lower epoch are refused.
 
-    Raises: AlreadyExists if the server has an experiment of this name and `on_existing` is "error"; Fenced if another
-    start has claimed it meanwhile.
+    Raises: AlreadyExists if the server has an experiment of this name and `on_existing` is "error", or is "resume" and
+    that experiment still runs; Fenced if another start has claimed the name since this start began.
     """
     mine = spec.run.encode()
     while True:
         holder = await server.holder()
         if holder != mine:
-            # This start has lost its claim. If it began again, it would undo later changes of rules and bans.
+            # If this start has begun before, it has lost its claim since then. If it went on, it would undo later
+            # changes of rules and bans.
             if await store.began():
                 raise other_run(spec.exp_id, 0)
             if holder is not None or await server.is_headless():

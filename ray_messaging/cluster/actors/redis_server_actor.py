@@ -18,8 +18,8 @@ from ray_messaging.embedded.redis_server import EmbeddedServer, Succession
 from ray_messaging.embedded.server_restarts import ServerSupervisor
 from ray_messaging.observability.health.findings import Disk, Report
 
-# Ray restarts the actor within this time, even on a busy machine. So the server does not end before this time has
-# passed since the actor's process ended.
+# When the actor's process has ended, the server runs on for this many seconds. Within this time Ray restarts the actor,
+# even on a busy machine.
 GRACE_S: Final = 20.0
 
 
@@ -60,7 +60,7 @@ class ServerActor:
             succession=Succession(name, GRACE_S, raylet),
         )
         self._owner = ServerSupervisor(server)
-        # `config` raises an error of the start later, because an error that __init__ raises would lose its type.
+        # If the start fails, `config` raises the error. An error that __init__ raises would lose its type.
         self._owner.start(succeed=again)
 
     def config(self) -> RedisConfig:

@@ -83,7 +83,7 @@ class ActorStart:
             await asyncio.sleep(ACTOR_RECONNECT.first_s)
             await self._try()
         if self.failure is not None:
-            # Meanwhile messages wait. The cause of the failure, such as a full memory, may go away.
+            # Messages wait during the retries. The cause of the failure, such as a full memory, may go away.
             self._retrying = asyncio.create_task(self._retry(), name=f"ray_messaging restart of {self._actor_name}")
 
     async def _retry(self) -> None:
@@ -113,7 +113,7 @@ class ActorStart:
             raise self.failure.with_traceback(None)
 
     async def stop(self) -> bool:
-        """Stop the retries; return whether the start was still being retried."""
+        """Stop retries in the background; return whether there have been any since the actor restarted."""
         if self._retrying is None:
             return False
         await end(self._retrying)

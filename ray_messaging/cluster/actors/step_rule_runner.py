@@ -29,13 +29,11 @@ _SOONEST = 0.1  # the least time between two checks for late groups, as a fracti
 
 
 class StepRuleRunner:
-    """Runner of the supervisor, a task that closes each step once rules have judged the whole step.
-
-    Before that, all groups must have closed the step.
+    """Runner of the supervisor, a task that closes each step after all groups have closed it and rules have judged it.
 
     The supervisor runs while a rule that is in force, or that is scheduled for a later step, acts at the end of steps.
     While a change of the rules waits for its step, no group begins a step before all groups have ended the previous
-    one. So the same rules are in force for all groups.
+    step. So the same rules are in force for all groups.
 
     Args: `settings` are the settings of the experiment's steps. `audiences` has the audiences to which groups
     broadcast.
@@ -58,9 +56,9 @@ class StepRuleRunner:
         self._following = asyncio.Lock()
 
     async def follow(self) -> None:
-        """Start or end the task that applies rules to whole steps, if a rule needs this task or no longer needs it.
+        """Start the supervisor if a rule acts at the end of steps; end the supervisor if no rule does.
 
-        Both the rules in force and the rules scheduled for later steps may need it.
+        Rules that are scheduled for later steps count, too.
         """
         versions = self._interceptor.versions
         async with self._following:
@@ -86,7 +84,7 @@ class StepRuleRunner:
         return progress if asking is None else progress._replace(supervised_by=f"rule {asking.name!r}")
 
     def health(self) -> list[TaskHealth]:
-        """Return the health of the task that applies rules to whole steps, or [] if no rule needs this task."""
+        """Return the health of the supervisor, or [] if the supervisor does not run."""
         if self._task is None:
             return []
         error, alive = self._supervisor.error, not self._task.done()
@@ -94,7 +92,7 @@ class StepRuleRunner:
         return [TaskHealth("step rules", alive, bool(error), age_s, error, _FAILING_S)]
 
     async def close(self) -> None:
-        """Stop the task that applies rules to whole steps. The steps then wait until another process runs it."""
+        """Stop the supervisor. Until it runs again, or leaves the steps, no further step is closed."""
         task, self._task = self._task, None
         if task is not None:
             await end(task)
@@ -120,10 +118,13 @@ def check_step_rules(rules: Iterable[Rule], *, steps: bool, mirror: bool) -> Non
 
 
 class StragglerWatch:
-    """Task that logs the groups for which a step has waited for `stall_s` seconds, and again after twice that time.
+    """Task that logs warnings about late groups.
+
+    A group is late if a step has waited for the group for `stall_s` seconds, or if the step waits for the group and the
+    group's driver has not called the server for some time. The warning is repeated each time the wait has doubled.
 
     `late` has the late groups of the last check. The next check is made when the first group may have become late, so a
-    run without late groups costs one call to the server every `stall_s` seconds.
+    run without late groups costs about one call to the server every `stall_s` seconds.
     """
 
     def __init__(self, store: "RedisSteps", exp_id: str, stall_s: float) -> None:
@@ -131,7 +132,7 @@ class StragglerWatch:
         self._store = store
         self._exp_id = exp_id
         self._stall_s = stall_s
-        # By group and step, how late the group was when it was last logged.
+        # For each group and step, how many seconds the group had been idle when it was last logged.
         self._said: dict[tuple[str, int], float] = {}
         self._task = asyncio.create_task(self._run(), name="ray_messaging stragglers")
 
@@ -148,7 +149,7 @@ class StragglerWatch:
                 wait_s = self._until_next(progress)
 
     def look(self, progress: Progress) -> None:
-        """Find the groups for which a step waits now, and log those for which a warning is due."""
+        """Find the late groups, and log a warning for each group whose wait is new or has doubled."""
         self.late = stragglers(progress, self._stall_s)
         said, self._said = self._said, {}
         for straggler in self.late:

@@ -22,14 +22,14 @@ NAMESPACE = "ray_messaging"
 
 # Ray's errors of a call whose actor has raised an error or is gone.
 _OF_ACTOR = (RayTaskError, RayActorError, ActorUnschedulableError)
-# The most seconds that Ray needs to report a killed actor as dead, and the seconds between two checks of that.
+# Ray reports a killed actor as dead within _DEATH_S seconds. `wait_dead` checks this every _GLANCE_S seconds.
 _DEATH_S, _GLANCE_S = 2.0, 0.01
 _LATE_S = 10.0  # if no process becomes ready for this many seconds, `start_in_turn` calls its argument `late`
 _LEAST, _PER_PROCESSOR = 8, 2  # how many processes start at a time: _PER_PROCESSOR for each processor, at least _LEAST
 
 
 def find_actor(name: str) -> Any:  # noqa: ANN401 - a Ray actor handle
-    """Return one of our actors by its name, or None if there is none or it is dead."""
+    """Return the living actor of this library that has a name, or None if there is no such actor."""
     try:
         return OurActor(find_named(name, NAMESPACE), name.partition("/")[0])
     except ValueError:
@@ -37,7 +37,7 @@ def find_actor(name: str) -> Any:  # noqa: ANN401 - a Ray actor handle
 
 
 def named_actors(prefix: str) -> dict[str, Any]:
-    """Return our living actors whose names begin with a prefix, by name."""
+    """Return the living actors of this library whose names begin with a prefix, by name."""
     names = [each["name"] for each in all_names() if each["namespace"] == NAMESPACE and each["name"].startswith(prefix)]
     found = {name: find_actor(name) for name in names}
     # Actors that have just ended are left out.
@@ -64,7 +64,7 @@ async def value_of(waiting: Waiting, ref: Any, *, actor_name: str, sends: bool =
 
 
 def wait_dead(actor: Any) -> None:  # noqa: ANN401 - a Ray actor handle
-    """Wait until this process knows that a killed actor is dead, so that later calls raise Closed."""
+    """Wait, for two seconds at most, until this process knows that a killed actor is dead: later calls raise Closed."""
     deadline = time.monotonic() + _DEATH_S
     while known_dead(actor) is False and time.monotonic() < deadline:
         time.sleep(_GLANCE_S)
@@ -80,10 +80,10 @@ def gone(actor_name: str) -> Closed:
 
 
 async def insist(waiting: Waiting, actor: Any, call: Callable[[], Any], *, actor_name: str) -> Any:  # noqa: ANN401 - a handle, an ObjectRef, its value
-    """Repeat a call, which must be idempotent, while its actor restarts. Raises the same errors as `result`.
+    """Make a call, and repeat it while its actor restarts; return its result. Raises the same errors as `result`.
 
-    The actor must have a method `ready`. Ray's own retries are slower: Ray takes one or two seconds to notice the
-    failure, and retries up to a second later.
+    The call must be idempotent, and the actor must have a method `ready`. Ray's own retries are slower: Ray takes one
+    or two seconds to notice the failure, and retries up to a second later.
     """
     while True:
         try:

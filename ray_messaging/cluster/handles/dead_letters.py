@@ -26,7 +26,8 @@ T = TypeVar("T")
 
 _ID = re.compile(r"([0-9]{1,20})-([0-9]{1,20})")
 _DROPPED_AT_ONCE = 500
-# When letters are read, expired frames become dead letters. That must not drop older letters, so there is no limit.
+# `DeadLetters` uses this limit in place of MessagingConfig.dead_bytes. When letters are read, expired frames become
+# dead letters, and under the usual limit older letters would be dropped for them.
 _NO_LIMIT = 2**62
 
 
@@ -42,7 +43,7 @@ class DeadLetter:
     reason: str
     at: float
     frame: bytes
-    row: int  # all rows before this one were handled
+    row: int  # all messages in rows of `frame` before this one were handled
     exp_id: str
     acked: str = ""  # further rows that were handled, as "low-high,..."
 
@@ -161,7 +162,7 @@ class DeadLetters:
     def stats(self) -> dict[str, int]:
         """Return the numbers and bytes of stored and of dropped letters: letters, bytes, dropped, dropped_bytes.
 
-        A letter is dropped if there are too many letters.
+        If the letters have more than `MessagingConfig.dead_bytes` bytes, the oldest ones are dropped.
         """
         facts = self._run(lambda store: store.facts())
         return {

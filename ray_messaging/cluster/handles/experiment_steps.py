@@ -55,7 +55,7 @@ class RunProgress:
         """Show how far the run is, if the display is due. Call this often, because it also measures the rate."""
         try:
             progress = self._steps.progress()
-        # The groups may still reach the server. If they cannot, they raise errors themselves.
+        # This error is only shown, because the groups may still reach the server. If they cannot, they raise errors.
         except ConnectionFailed as error:
             if self._line.is_due():
                 self._line.show(self._step, f"step {self._step} of {self._until}, as far as is known: {error}")
@@ -82,7 +82,7 @@ class RunProgress:
     def _rate(self, step: int, progress: Progress) -> str:
         """Return the present number of steps per second as text; "" in the first step.
 
-        The rate is measured over the last seconds, or over the last step if that took longer.
+        The rate is measured over the last `_RECENT_S` seconds, or over the last step if this step took longer.
         """
         seen, now = self._seen, time.monotonic()
         if step > seen[-1][0] if seen else step <= progress.latest:  # a new step, or the first step, has begun
@@ -113,9 +113,9 @@ def _slowest(progress: Progress) -> str:
 
 
 class ExperimentSteps:
-    """The steps of all groups: their progress, calls to pause and resume them, and their digests.
+    """Handle of the steps of all groups: it shows their progress, pauses and resumes them, and returns their digests.
 
-    All calls raise ConfigError if the experiment has no steps.
+    All calls but `moved` and `stragglers` raise ConfigError if the experiment has no steps.
     """
 
     def __init__(self, connection: ExperimentConnection) -> None:
@@ -168,8 +168,8 @@ class ExperimentSteps:
     def wait_for(self) -> str:
         """Return "all" if each group waits for all groups, "senders" if it waits only for those that may send to it.
 
-        While a rule acts at the end of each step, such as a rule that counts by rounds, this is "all", even with
-        `Steps(wait_for="senders")`.
+        Even with `Steps(wait_for="senders")` the value is "all" while a rule acts at the end of each step, such as a
+        rule that counts by rounds, and while a change of the rules waits for its step.
         """
         return str(self.progress().wait_for)
 
@@ -182,10 +182,10 @@ class ExperimentSteps:
 
         Args:
             hears: A dict that maps a group to the other groups that may send to it. The groups need not exist yet.
-            at_step: During a run, the declaration holds for messages that are read in this step or later. It must be at
-                least two steps after the latest open step.
+            at_step: The declaration holds for messages that are read in this step or later. The step must be at least
+                two steps after the latest open step. None: for all messages, and no step may have begun.
 
-        Raises: ConfigError if a group may have sent under another declaration already.
+        Raises: ConfigError if a group may already have sent messages under another declaration.
         """
         if at_step is not None and (isinstance(at_step, bool) or not isinstance(at_step, int) or at_step < 0):
             raise ConfigError(f"at_step={at_step!r} must be the number of a step")
@@ -197,7 +197,10 @@ class ExperimentSteps:
         return {} if progress.resting else progress.waiting_for()
 
     def stragglers(self) -> list[Straggler]:
-        """Return the groups that had kept a step waiting for `Steps.stall_s` seconds at the last check."""
+        """Return the groups that had kept a step waiting for `Steps.stall_s` seconds at the last check.
+
+        A group whose driver does not reach the server is returned earlier.
+        """
         found: list[Straggler] = self._connection.ask(self._interceptor.step_stragglers.remote())
         return found
 
@@ -213,8 +216,11 @@ class ExperimentSteps:
             while (now := self._patient_progress(deadline)).sealed + 1 < until:
                 left = STEP_NEWS_TIMEOUT_S if deadline is None else deadline - time.monotonic()
                 if left <= 0:
-                    groups = ", ".join(f"{name} ({step})" for name, step in sorted(now.waiting_for().items()))
-                    raise TimeoutError(f"step {now.sealed + 1} is not committed after {timeout:g} s by {groups}")
+                    groups = ", ".join(f"{name} (step {step})" for name, step in sorted(now.waiting_for().items()))
+                    raise TimeoutError(
+                        f"the steps before {until} are not committed after {timeout:g} s: pass a longer timeout, or "
+                        f"look for errors of the groups for which others wait: {groups}"
+                    )
                 if bar is not None:
                     bar.show()
                 with suppress(ConnectionFailed):  # `_patient_progress` limits how long this is tried

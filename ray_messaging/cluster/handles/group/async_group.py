@@ -64,7 +64,7 @@ class StepStamp(msgspec.Struct):
 
 
 class StampedHandle:
-    """Base of the two handles of a group: the group's name, its actor, and the step that is stamped on sends."""
+    """Base of `Group` and `AsyncGroup`, the handles of a group: its name, its actor, and the step stamped on sends."""
 
     name: str
     actor: Any
@@ -123,10 +123,11 @@ class AsyncGroup(StampedHandle):
         self._sending = threading.Lock()
         self._fetching = waiting.lock()
         self._token: Token | None = None
-        # The number of the last fetch, and that of the last fetch with commit="acked" that returned messages.
+        # `_fetches` is the number of the last fetch. `_received` is the number of the last fetch with commit="acked"
+        # that returned messages.
         self._fetches = self._received = 0
         self._unacked: dict[tuple[str, int], Token] = {}  # the tokens of fetches with commit="acked"
-        self._restarting = False  # whether the group's actor has died during a send
+        self._restarting = False  # whether the group's actor went down during the last send, and may be restarting
         wait_s, self._route = experiment.settings.send_timeout_s, LaneRoute()
         route = self._route
         self._lane = waiting.shared(lambda: GroupLane(actor, self._actor_name, wait_s, waiting, route))
@@ -343,7 +344,7 @@ class AsyncGroup(StampedHandle):
         wait_s = WAIT_S if left is None else min(WAIT_S, left)
         parts, errors = len(answers.parts), len(answers.errors)
         found = await self._insist(lambda: self.actor.more_answers.remote(call, parts, wait_s, errors))
-        # Another task may have received some of these parts.
+        # Another task may have added some of these parts to `answers` during the call.
         for places, frame in found.parts[len(answers.parts) - parts :]:
             answers.add(AnswerPart(np.frombuffer(places, "<i8").astype(np.intp), decode(frame)))
         for place, error in found.errors:
@@ -393,9 +394,9 @@ class AsyncGroup(StampedHandle):
         handler returns is the answer. A handler that fails is called again, up to `retries` times. Then the message
         becomes a dead letter, or with on_error="end" this call ends, and raises the handler's error.
 
-        If a handler takes longer than `MessagingConfig.loan_s`, its message is redelivered to the next fetch of another
-        handle. Messages that are not handled when this call ends are delivered to the next fetch at once, by this
-        handle or another.
+        If a handler takes longer than `MessagingConfig.loan_s`, its message is redelivered to the next fetch of any
+        handle. Messages that are not handled when this call ends are redelivered to the next fetch of any handle, too,
+        but without a wait for `loan_s`.
 
         Raises: the same errors as `Messager.serve`, such as ConfigError if the handler is not async; CommitFailed if a
         message was held for longer than `loan_s`, by a handler or since an earlier fetch of this handle.
@@ -418,9 +419,9 @@ class AsyncGroup(StampedHandle):
     ) -> "Fetched":
         """Return new messages; wait up to `timeout` seconds (None: for ever) for the first.
 
-        This commits the messages of this handle's last fetch, so that they are not delivered again. If a handle holds
-        messages for longer than `MessagingConfig.loan_s`, because a Ray task died or ended without `ack`, they are
-        redelivered to the next fetch of any handle.
+        Unless this handle's last fetch had commit="acked", this commits the messages of that fetch, so that they are
+        not delivered again. If a handle holds messages for longer than `MessagingConfig.loan_s`, for example because a
+        Ray task died or ended without `ack`, they are redelivered to the next fetch of any handle.
 
         Args:
             limit: The most messages to return.
@@ -471,7 +472,7 @@ class AsyncGroup(StampedHandle):
             token, messages = messages_of(self._experiment.exp_id, *answer)
             if messages or wait_s == timeout:
                 return token, messages
-            self._token = None  # the messages of this fetch are committed
+            self._token = None  # this call has committed the messages of the last fetch
         left = None if until is None else max(0.0, until - time.monotonic())
         call = FetchCall(self._caller, self._token, limit, left, options)
         found: tuple[Token | None, Messages] = await self._insist(lambda: self.actor.answer.remote(call))
@@ -611,8 +612,8 @@ class AsyncGroup(StampedHandle):
     async def remove_agents(self, agents: Iterable[AgentId], *, timeout: float = MOVE_TIMEOUT_S) -> None:
         """Stop hosting agents; messages that wait for them become dead letters. Either all agents leave, or none.
 
-        This call waits up to `timeout` seconds until the messages that were fetched for the agents are committed. In an
-        experiment with steps this call does not wait. The agents leave when the next step opens (see
+        Without steps, this call waits up to `timeout` seconds until the messages that were fetched for the agents are
+        committed. With steps, this call does not wait, and the agents leave when the next step opens (see
         docs/moving-agents.md).
 
         Raises: MoveFailed if the fetched messages were not committed in time; UnknownName for an agent that is not
@@ -623,12 +624,12 @@ class AsyncGroup(StampedHandle):
     async def move_agents(self, agents: Iterable[AgentId], *, to: str, timeout: float = MOVE_TIMEOUT_S) -> None:
         """Move agents to another group, with all messages that wait for them, in order. Either all move, or none.
 
-        This call waits up to `timeout` seconds until the messages that were fetched for the agents are committed. In an
-        experiment with steps this call does not wait. The agents move when the next step opens (see
-        docs/moving-agents.md).
+        Without steps, this call waits up to `timeout` seconds until the messages that were fetched for the agents are
+        committed. With steps, the agents move when the next step opens. This call then waits only if the other group
+        has just joined the steps, for the group's first step (see docs/moving-agents.md).
 
-        Raises: MoveFailed if the fetched messages were not committed in time; UnknownName for an agent that is not
-        here or a group that does not exist; AlreadyExists if the agents are in that group already.
+        Raises: MoveFailed if the wait is longer than `timeout`; UnknownName for an agent that is not here or a group
+        that does not exist; AlreadyExists if the agents are in that group already.
         """
         await self._let_go(agents, check_name("group", to), timeout)
 
@@ -653,13 +654,13 @@ class AsyncGroup(StampedHandle):
 
 
 class Fetched(Messages):
-    """Fetched messages.
+    """Fetched messages, which a `with` block commits.
 
-    At the end of a `with` block over these messages they are committed. After an error in the block they go back to the
-    mailbox.
+    The end of a `with` block over the messages commits all of them. If the block raises an error, the messages go back
+    to the mailbox. Messages that `group.aio` fetched need `async with`.
 
-    Messages of `group.aio` need `async with`. The end of the block raises CommitFailed if the block took longer than
-    `MessagingConfig.loan_s` and another handle has the messages now.
+    The end of the block raises CommitFailed if the block took longer than `MessagingConfig.loan_s` and another handle
+    has the messages now.
     """
 
     __slots__ = ("_lender", "_token")
@@ -700,8 +701,9 @@ class Fetched(Messages):
 
 
 class GroupService:
-    """The `serve` call of one handle. The group's actor records that the handle serves, and which handlers failed.
+    """The part of a handle's `serve` call that calls the group's actor.
 
+    It tells the actor when the service begins and why it ends, and makes dead letters of messages whose handlers fail.
     The actor knows the handle by `name`.
     """
 
@@ -735,9 +737,10 @@ class GroupService:
             await self._group.reply_to([question], failure.payload, failed=True)
 
     async def end(self, left: Sequence[Message], ended: str) -> None:  # noqa: ARG002 - the protocol Service has it
-        """End the service. Messages that are not handled are delivered to the next fetch at once.
+        """End the service. The next fetch gets the messages that were fetched but not handled, without a wait.
 
-        Args: `ended` says why the service has ended, for those whose questions get no answer ("": do not record this).
+        Args: `ended` says why the service has ended. Agents whose questions get no answer are told this reason ("": no
+        reason is recorded).
         """
         if ray.is_initialized():  # without Ray the group has ended, or will end with its driver
             await self._group.give_up_unacked()
