@@ -380,7 +380,7 @@ class Messaging(AbstractContextManager["Messaging"]):
         pages: SeatPages | None = self.__dict__.get("_seat_pages")
         if pages is not None:
             pages.check(address)
-        # The seat is opened last. If an earlier line fails, there is no seat, so no run waits for a person without link.
+        # The seat is opened last. If this fails before, a run does not wait for a person who has no link.
         self._connection.ask(self.interceptor.seat_tokens.remote())  # raises ConfigError if there are no steps
         if pages is None:
             pages = self.__dict__["_seat_pages"] = SeatPages(self._connection, address)
