@@ -148,7 +148,7 @@ def names_in(cluster: str, namespace: str, timeout_s: float) -> list[str]:
     except ImportError as error:
         raise ConfigError(
             f"ray_messaging cannot list the experiments of the cluster at {cluster} by Ray {ray.__version__}: install "
-            "a Ray with which this version of ray_messaging was tested (docs/operations.md)"
+            "the version of Ray that was the newest when this version of ray_messaging was released"
         ) from error
 
     async def ask() -> list[str]:
@@ -168,8 +168,8 @@ def _kv(name: str) -> Any:  # noqa: ANN401 - a function of Ray's
         return getattr(internal_kv, name)
     except (ImportError, AttributeError) as error:
         raise ConfigError(
-            f"Ray {ray.__version__} cannot store rules that change at run time ({error}): install a Ray with which "
-            "this version of ray_messaging was tested (docs/operations.md), and start the cluster anew"
+            f"Ray {ray.__version__} cannot store rules that change at run time ({error}): install the version of "
+            "Ray that was the newest when this version of ray_messaging was released, and start the cluster anew"
         ) from error
 
 
