@@ -114,7 +114,8 @@ class BlockedListener(AbstractContextManager["BlockedListener"]):
 
     `cursor` counts the blocked messages up to the last one that was handled. If the function raises an error, a logger
     reports it, and the thread goes on with the next message. If the actor that writes the event log does not answer,
-    the thread asks it again. The thread ends after `close` was called, or when the experiment ends.
+    the thread asks the actor again. The thread ends after `close` was called, when the experiment ends, or after an
+    unexpected error outside of the function, which is logged.
     """
 
     def __init__(self, log: Any, callback: Callable[[BlockedMessage], object], after: int | None) -> None:  # noqa: ANN401 - a Ray actor handle
