@@ -92,7 +92,7 @@ def ask_experiment(exp_id: str, experiment: Experiment | None, handles: Mapping[
     named = _named_in_time(prefix)
     interceptor = f"{prefix}interceptor"
     ours, there = handles.get(interceptor), (named or {}).get(interceptor)
-    if ours is not None and there is not None and there != ours:  # a later start of the experiment has its name now
+    if ours is not None and there is not None and there != ours:  # a later start has this experiment's name
         raise ended(exp_id)
     actors = {interceptor: None} | dict(handles) | (named or {})
     reaching = _soon(partial(_nodes_of, prefix, actors)) if named is not None else None
@@ -152,7 +152,7 @@ def _silent_groups(progress: Any) -> dict[str, float]:  # noqa: ANN401 - an Obje
     try:
         found: Progress = get(progress)
     except (RayError, MessagingError) as error:
-        logger.debug("cannot read how far the steps are: %s", error)  # other findings give the cause
+        logger.debug("cannot read how far the steps are: %s", error)  # findings on the interceptor give the cause
         return {}
     waiting = {} if found.resting else found.waiting_for()
     groups = {name: found.groups[name] for name in waiting if name in found.groups}
@@ -168,7 +168,7 @@ def _in_time(future: "Future[T]", deadline: float, otherwise: T) -> T:
 
 
 def _place_actors(actors: Sequence[ActorFacts], nodes: Sequence[NodeFacts]) -> None:
-    """Add, to the facts of each actor that gave no answer, its node, and whether the network reaches that node."""
+    """Add, to the facts of each actor that gave no answer, the actor's node, and who cannot connect to that node."""
     by_id = {node.node: node for node in nodes}
     for facts in actors:
         node = by_id.get(facts.node)
@@ -201,7 +201,7 @@ def _ask_on_cluster(exp_id: str, experiment: Experiment | None, handles: Mapping
     try:
         found: ExperimentReport | None = get(asking, timeout=DEADLINE_S + _TASK_S)
     except RayError as error:
-        logger.debug("the task that examines %s failed: %s", exp_id, error)  # a finding reports it, too
+        logger.debug("the task that examines %s failed: %s", exp_id, error)  # the finding _NO_TASK tells the user
         return None
     return found
 
@@ -248,7 +248,7 @@ def _soon(call: Callable[[], T]) -> "Future[T]":
 
 
 def _facts_of(experiment: Experiment | None, exp_id: str) -> ServerFacts | None:
-    """Return the server's facts, or None if its address is unknown."""
+    """Return facts about the experiment's server, or None if its address or its password is unknown."""
     if experiment is None or experiment.withheld:
         return None
     try:
@@ -283,7 +283,7 @@ def _call(name: str, method: str) -> Any:  # noqa: ANN401 - the method's result
         actor = find_actor(name)
         return None if actor is None else get(getattr(actor, method).remote(), timeout=DEADLINE_S / 3)
     except Exception as error:  # noqa: BLE001 - of any kind, as Ray's head may be gone
-        logger.debug("%s does not return the server's address: %s", name, error)  # a finding reports it, too
+        logger.debug("%s does not return the server's address: %s", name, error)  # a finding tells the user
         return None
 
 
@@ -292,7 +292,7 @@ def _named_in_time(prefix: str) -> dict[str, Any] | None:
     try:
         return _soon(partial(named_actors, prefix)).result(DEADLINE_S / 2)
     except Exception as error:  # noqa: BLE001 - of any kind, as Ray's head may be gone
-        logger.debug("Ray does not list its actors: %r", error)  # a finding reports it, too
+        logger.debug("Ray does not list its actors: %r", error)  # the finding _NO_HEAD tells the user
         return None
 
 

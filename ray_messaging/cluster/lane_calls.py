@@ -139,8 +139,8 @@ class Late(msgspec.Struct, array_like=True, frozen=True):
 class AckAnswer(msgspec.Struct, array_like=True, frozen=True):
     """Answer to an AckCall, with which a handle commits messages that it has fetched.
 
-    Each fetch leases its messages to the handle under a token. `over` has the tokens of leases that have ended. `late`
-    is the error if messages could not be committed, otherwise None.
+    Each fetch leases its messages to the handle under a token. `over` has the tokens of leases that have ended, which
+    the handle forgets. `late` is the error if messages could not be committed, otherwise None.
     """
 
     over: tuple[Token, ...]
@@ -164,7 +164,7 @@ _sent, _lent, _committed = (
 
 
 def body_of(header: Call | Sent | Lent | AckAnswer, frames: Sequence[bytes] = ()) -> tuple[bytes, ...]:
-    """Encode a call or an answer that has this header. Return the pieces of its body; the frames are the last ones."""
+    """Encode a call or an answer; return its body in pieces: the parts' sizes with the header, and then each frame."""
     first = _encode(header)
     sizes = [len(first), *map(len, frames)]
     return pack(f"<{1 + len(sizes)}I", len(sizes), *sizes) + first, *frames
@@ -192,21 +192,21 @@ def parts_of(body: bytes | memoryview) -> list[bytes]:
     """
     if len(body) < _COUNT.size:
         raise FrameError(
-            "a call over the group's socket has no table of the sizes of its parts: use one version of ray_messaging "
-            "in all processes"
+            "a call or answer over the group's socket has no table of the sizes of its parts: use one version of "
+            "ray_messaging in all processes"
         )
     (count,) = _COUNT.unpack_from(body)
     at = _COUNT.size * (1 + count)
     if count < 1 or at > len(body):
         raise FrameError(
-            "a call over the group's socket was cut within the table of the sizes of its parts: use one version of "
-            "ray_messaging in all processes"
+            "a call or answer over the group's socket was cut within the table of the sizes of its parts: use one "
+            "version of ray_messaging in all processes"
         )
     sizes = memoryview(body)[_COUNT.size : at].cast("I")
     if at + sum(sizes) != len(body):
         raise FrameError(
-            f"a call over the group's socket has {len(body)} bytes, but its parts have {at + sum(sizes)}: use one "
-            "version of ray_messaging in all processes"
+            f"a call or answer over the group's socket has {len(body)} bytes, but its parts have {at + sum(sizes)}: "
+            "use one version of ray_messaging in all processes"
         )
     parts: list[bytes] = []
     for size in sizes:
@@ -279,7 +279,7 @@ def receipts_of(header: bytes, batches: Sequence[Batch]) -> Receipts:
     Raises: FrameError if the answer does not fit the batches.
     """
     sent = _read(_sent, header)
-    # For broadcasts, the actor makes batches of other sizes, so the numbers of batches may differ.
+    # For broadcasts, the actor forms its own batches, so the answer may have another number of batches than were sent.
     broadcast = bool(batches) and (batches[0].unspread or any(fates.pairs is not None for fates in sent))
     if not broadcast and len(sent) != len(batches):
         raise FrameError(

@@ -52,9 +52,9 @@ logger = logging.getLogger(__name__)
 
 # The longest wait for actors to close cleanly, in seconds.
 _CLOSE_S = 10.0
-_CALLS_S = 2.0  # the wait for calls that have no result yet when their actor is closed
-_SERVER_S = 20.0  # the wait for the server; the process that guards it is killed if it has not ended after 15 s
-_LOG_S = 300.0  # the wait for the log: the rows of full mailboxes take some seconds to write
+_CALLS_S = 2.0  # seconds to wait for other calls of actors that have been closed
+_SERVER_S = 20.0  # seconds to wait for servers to stop; a server's actor kills the server's guard process after 15 s
+_LOG_S = 300.0  # seconds to wait until the log has written all rows; those of full mailboxes take some seconds
 _INLINE_BYTES = 50_000  # half of the size up to which Ray passes an argument by value
 ACTOR = {"num_cpus": 0, "namespace": NAMESPACE, "max_concurrency": 10_000}
 
@@ -70,7 +70,7 @@ class StartedExperiment:
         self._servers: list[Any] = []
         self._spec: Any = None
         self._session = session  # the argument for `release_ray`
-        self._untouched = False  # whether the server has only data of this start
+        self._untouched = False  # whether `close` erases the server's data, because nothing was sent yet
         self._temporary: str | None = None  # the folder of the audiences' files, if it is removed at the end
         self._kept: KeptData | None = None
         self._until_logged = False  # whether the servers' data are deleted when the log has all rows
@@ -86,14 +86,14 @@ class StartedExperiment:
         if kept is None and spec.audiences is not None and (copied or (config is None and spec.log_dir is None)):
             self._temporary = spec.audiences.folder
         self._start_servers(spec, kept)
-        # All calls of the interceptor may be repeated, so Ray is allowed to repeat them.
+        # All calls of the interceptor are idempotent, so Ray is allowed to repeat them.
         options = ACTOR | {"max_restarts": -1, "max_task_retries": -1, "name": spec.interceptor_name}
         # The interceptor runs on the node of this process, like the first embedded server and the log's actor, and ends
         # with the node. The affinity is hard, because Ray ignores a soft one for an actor that asks for no resources.
         options["scheduling_strategy"] = NodeAffinitySchedulingStrategy(node, soft=False)
         try:
-            # For a restart, Ray stores copies of small arguments. Large ones, such as a long black list, must stay in
-            # Ray's object store.
+            # For a restart of the actor, Ray keeps copies of small arguments. A large `spec`, for example with a long
+            # black list, is put into Ray's object store, where the reference `self._spec` keeps it.
             large = len(ray.cloudpickle.dumps(spec)) > _INLINE_BYTES
             self._spec = put(spec) if large else spec
             self.interceptor = start_actor(spec.exp_id, InterceptorActor, options, self._spec, config)
@@ -163,7 +163,7 @@ class StartedExperiment:
     def close(self, *, erase: bool) -> None:
         """Stop groups, log, interceptor and server in this order, and then Ray, if this process needs it no more."""
         try:
-            if ray.is_initialized() and ray_session() == self._session:  # otherwise the actors have ended
+            if ray.is_initialized() and ray_session() == self._session:  # if not, the actors have ended with their Ray
                 self._stop(erase=erase)
         finally:
             release_ray(self._session)
@@ -176,7 +176,7 @@ class StartedExperiment:
         if self.interceptor is not None:
             over = self._until_logged and logged and self.experiment is not None
             leave([self.interceptor], erase=erase or over or self._untouched)
-        erase = erase or self._until_logged  # the log has all rows, so the server's files are not needed
+        erase = erase or self._until_logged  # a server that still stores keys keeps its files
         if self.experiment is not None and (audiences := find_actor(self.experiment.audiences_name)) is not None:
             kill(audiences)  # handles in other processes would keep this actor alive
         attempt([server.stop.remote(erase=erase) for server in self._servers], timeout_s=_SERVER_S)
@@ -253,12 +253,12 @@ def start_experiment(
 def _checked_servers(
     server: ServerConfig | str | None, shards: Shards, settings: MessagingConfig, steps: Steps | None, data_dir: object
 ) -> tuple[ServerConfig | None, Shards]:
-    """Return the user's server (None: embedded) and the number of servers; raise ConfigError for invalid arguments."""
+    """Return the user's server (None: embedded) and the checked `shards`; raise ConfigError for invalid arguments."""
     config = experiment_config(server)
     if config is None and settings.wait_replicas:
         raise ConfigError(
             f"wait_replicas={settings.wait_replicas} waits for replicas, but the embedded server has no replicas: "
-            "pass a server of yours that has some: redis=RedisConfig(sentinels=[...], service=...)"
+            "pass a server of yours that has replicas: redis=RedisConfig(sentinels=[...], service=...)"
         )
     shards = check_shards(shards, server=config, steps=steps, data_dir=data_dir)
     if isinstance(config, RedisConfig) and shards is not None:
@@ -272,7 +272,7 @@ def _checked_servers(
 
 
 def _check_kinds(settings: object, steps: object, calls: object, **folders: object) -> None:
-    """Raise ConfigError if an argument has a wrong type."""
+    """Raise ConfigError if an argument has a wrong type, or if `calls` is given without `steps`."""
     if not isinstance(settings, MessagingConfig):
         raise ConfigError(f"settings={settings!r} is not a MessagingConfig: write settings=MessagingConfig(lease_s=60)")
     if not isinstance(steps, Steps | None):
@@ -290,11 +290,12 @@ def _audience_home(
 ) -> AudienceHome:
     """Return the node and the folder of the audiences' files.
 
-    The node is that of this process. The folder is in the log's folder. Without a log it is in the folder of the
-    server's data, and if the data have no folder, it is temporary. A user's own server keeps the experiment's data for
-    a later start. So the name of a temporary folder has a hash of the server's address, by which a later start on this
-    node finds the files. If the log has a URI, each start has a folder of its own, because copies of the files are at
-    the URI.
+    The node is that of this process. The folder is in the log's folder. If there is no log, or the log has a URI, the
+    folder is in the folder of the embedded servers' data. If these data have no folder either, the audiences' folder is
+    temporary. Without a log, a user's own server keeps the experiment's data for a later start, so the name of the
+    temporary folder has a hash of the server's address, by which a later start on this node finds the files. In all
+    other cases each start has a temporary folder of its own: either copies of the files are at the log's URI, or the
+    experiment keeps no data.
     """
     if log_dir is not None and "://" not in log_dir:
         folder = Path(log_dir, "audiences")
@@ -312,8 +313,8 @@ def _end_running(exp_id: str, on_existing: str) -> None:
         running = connect(exp_id)
     except UnknownName:
         return
-    # An experiment of the same name has been started elsewhere. It has fenced the one whose actors run in this cluster:
-    # these actors can do nothing any more.
+    # An experiment of the same name was started elsewhere. Since then the server refuses the writes of the actors in
+    # this cluster, so these actors can do nothing any more.
     except Fenced:
         for actor in named_actors(f"{exp_id}/").values():
             kill(actor)
@@ -363,7 +364,10 @@ def _kill(actors: Collection[Any]) -> None:
 
 
 def finish_log(log: Any) -> bool:  # noqa: ANN401 - a Ray actor handle
-    """End the event log after it has written everything. If it cannot do so, log an error, and return False."""
+    """Wait until the event log has written all rows, and kill its actor; return whether all rows are written.
+
+    If rows are missing, an error is logged.
+    """
     done, written = log.close.remote(), False
     if not wait([done], timeout=_LOG_S)[0]:
         logger.error(

@@ -55,9 +55,9 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-# Each call imports the modules that it needs. A process that only connects needs neither the actors' code nor pyarrow
-# (80 MB), and `from ray_messaging import Messaging` takes little longer than `import ray`. The settings import
-# pydantic, which takes a quarter of the time of `import ray`.
+# Each method imports the modules that it needs. So a process that only connects needs neither the actors' code nor
+# pyarrow (80 MB), and `from ray_messaging import Messaging` takes little longer than `import ray`. The module of the
+# settings imports pydantic, which takes a quarter of the time of `import ray`.
 # ruff: noqa: PLC0415
 
 
@@ -75,7 +75,7 @@ class Messaging(AbstractContextManager["Messaging"]):
     ) -> None:
         self._connection = ExperimentConnection(experiment, interceptor)
         self._started = started
-        self._fork: Fork | None = None  # what a fork does between its steps; None: this is no fork
+        self._fork: Fork | None = None  # set only in the process that started a fork: what to do between the steps
         self._doors: list[A2AServer | RemoteAgent] = []  # what this process has opened for clients and agents outside
 
     @cached_property
@@ -368,7 +368,7 @@ class Messaging(AbstractContextManager["Messaging"]):
             consent: A text to which people must agree before they begin; "": no such text.
             host: The address on which the web server listens. People at other machines cannot reach a loopback address.
             port: The port; 0 selects a free port. In a resumed experiment earlier links work only at the same port.
-            allow_host: More names by which browsers may reach the server, such as that of a proxy.
+            allow_host: More names by which browsers may reach the server, such as a proxy's name.
 
         Returns: a Seat; its `url` is the link for the person, and has a secret token.
         Raises: ConfigError if the experiment has no steps; if the web server cannot start, because its port is taken or
@@ -380,8 +380,8 @@ class Messaging(AbstractContextManager["Messaging"]):
         pages: SeatPages | None = self.__dict__.get("_seat_pages")
         if pages is not None:
             pages.check(address)
-        # A call that fails makes no seat, because a run would wait for a person who has no link.
-        self._connection.ask(self.interceptor.seat_tokens.remote())  # raises the error if there are no steps
+        # The seat is opened last. If this fails before, a run does not wait for a person who has no link.
+        self._connection.ask(self.interceptor.seat_tokens.remote())  # raises ConfigError if there are no steps
         if pages is None:
             pages = self.__dict__["_seat_pages"] = SeatPages(self._connection, address)
         token = self._connection.ask(self.interceptor.open_seat.remote(agent, consent))
@@ -437,16 +437,17 @@ class Messaging(AbstractContextManager["Messaging"]):
         placement: "GroupPlacement" = "spread",
         actor_options: "ActorOptions" = None,
     ) -> "dict[str, Group]":
-        """Start several groups, {name: agents}, in about the time of one. If one fails to start, none is kept.
+        """Start several groups; return their handles by name. If a group fails to start, all of them are stopped.
 
         Args:
-            groups: The agents of each group, by its name.
+            groups: The ids of the agents of each group, by the group's name.
             subtopics: The subtopics on which the agents listen.
             placement: On which nodes of the cluster the groups start. "spread": over all nodes. "pack": on the node of
-                this process, as long as it has free resources. A dict gives, for a group, a node's id or name, or the
-                resources that the group's node must have, such as `{"east": "host-b", "west": {"GPU": 1}}`. Groups that
-                are not in the dict are spread. If a node is lost, its groups start again elsewhere, unless the dict
-                gives them that node. After 10 s a warning names resources that no node has.
+                this process, as long as that node has free resources. A dict gives, for a group, a node's id or name,
+                or the resources that the group's node must have, such as `{"east": "host-b", "west": {"GPU": 1}}`.
+                Groups that are not in the dict are spread. If a node is lost, its groups start again on other nodes,
+                except groups that the dict places on the lost node. If no group becomes ready within 10 s, a warning
+                names the requested resources that no node has.
             actor_options: Ray's options for the actors, such as num_cpus or runtime_env, as a dict for all groups, or a
                 dict of such dicts by group.
 
@@ -721,7 +722,9 @@ class Messaging(AbstractContextManager["Messaging"]):
         actor_options: "ActorOptions" = None,
         progress: bool = True,
     ) -> "Result":
-        """Run a model step by step, in one Ray actor per group, and return the agents' states (see docs/steps.md).
+        """Run a model step by step, in one Ray actor per group; return a Result with the agents' states.
+
+        See docs/steps.md.
 
         If a process dies, its step runs again with the same messages, states and random numbers. To run further steps
         of a model, call `run` again with a higher `until`. To go on with an experiment that has ended, first call
@@ -754,7 +757,8 @@ class Messaging(AbstractContextManager["Messaging"]):
             collect: What is measured at the end of a step, for the `series` of the result. A function of `me` that
                 returns a dict, or with by="group" a function of `group` that returns a dict of arrays, records a row
                 for each agent. An aggregate over the states of all agents, such as `Mean("mood")` or `Count("health")`,
-                or a list of aggregates, records a row for each step. `Of(ids, ...)` measures only some agents.
+                or a list of aggregates, records a row for each step. `Of(ids, x)` lets `x`, a function or an aggregate,
+                measure only the agents `ids`.
             collect_every: Collect in every n-th step, from step 0 on.
             only_active: After its first step, call an agent only if it has messages, if a rule has blocked one of its
                 messages, if a fork has set its state, or if the agent called `me.stay_active()` when it was last
@@ -914,8 +918,8 @@ class Messaging(AbstractContextManager["Messaging"]):
         """Give an outside agent, which speaks the A2A protocol, an id in this experiment; return its handle.
 
         In an experiment without steps, this call makes a group that hosts the agent. This process passes the agent's
-        messages to the outside agent, and sends its answers, until the handle is closed or the experiment ends. In an
-        experiment with steps, pass the handle to `run` in place of the agent's function.
+        messages to the outside agent, and sends that agent's answers, until the handle is closed or the experiment
+        ends. In an experiment with steps, pass the handle to `run` in place of the agent's function.
 
         Args:
             agent: The id in this experiment.

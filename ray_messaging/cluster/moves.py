@@ -39,8 +39,8 @@ def rebalance(connection: ExperimentConnection, groups: Groups, timeout: float, 
     """Move agents from groups with a high load to groups with a low load; return the moves."""
     check_timeout(timeout, optional=False)
     agents, fetched = connection.ask(connection.interceptor.agents.remote()), {}
-    # With steps no messages are fetched, so the load of a group is its number of agents. All groups are considered,
-    # also those in users' own actors.
+    # In an experiment with steps, groups fetch no messages, so the load of a group is its number of agents. Then groups
+    # in users' own actors are considered, too.
     if not connection.experiment.steps:
         ours = [group for group in groups.all() if group.name in agents]
         agents = {group.name: agents[group.name] for group in ours}
@@ -52,7 +52,7 @@ def rebalance(connection: ExperimentConnection, groups: Groups, timeout: float, 
 
 
 def _carry_out(connection: ExperimentConnection, groups: Groups, moves: Iterable[AgentMove], timeout: float) -> None:
-    if connection.experiment.steps:  # then the interceptor moves the agents, without the groups' processes
+    if connection.experiment.steps:  # the interceptor moves agents between steps, without the groups' processes
         for move in moves:
             connection.ask(connection.interceptor.move.remote(*move, timeout))
         return

@@ -24,8 +24,8 @@ _OWN = (
 )  # Ray's options that decide on which node an actor starts
 # Ray's options that request resources, and Ray's names of these resources.
 _ASKED = {"num_cpus": "CPU", "num_gpus": "GPU", "memory": "memory"}
-# If an actor requests no resources, Ray ignores its scheduling strategy, unless that is a hard one, and chooses a
-# random node. So a group requests one byte of the memory that each node offers.
+# If an actor requests no resources, Ray ignores its scheduling strategy, unless that strategy is a hard node affinity,
+# and chooses a random node. So a group requests one byte of memory, a resource that each node offers.
 _LEAST = {"memory": 1}
 
 
@@ -172,7 +172,7 @@ def _options(
 
 
 def _with_resources(given: dict[str, Any], wanted: Mapping[str, Any]) -> dict[str, Any]:
-    """Return options that also request some resources, which may include CPU, GPU and memory."""
+    """Return the options `given`, extended by requests for the resources `wanted`."""
     named = {of: option for option, of in _ASKED.items()}
     found = given | {named[what]: amount for what, amount in wanted.items() if what in named}
     own = {what: amount for what, amount in wanted.items() if what not in named}

@@ -13,7 +13,7 @@ from ray_messaging.errors import Closed, ended
 
 _NO_RAY = "no Ray runs in this process, after ray.shutdown() or the end of its last experiment"
 _OTHER_RAY = "this process has shut down the Ray in which the experiment ran, and uses another Ray now"
-_STALE = "different cluster"  # a part of the text by which an error of Ray, a bare Exception, is recognised
+_STALE = "different cluster"  # words of the bare Exception that Ray raises for an actor of an earlier Ray
 
 
 def check_ray(exp_id: str) -> None:
@@ -30,7 +30,8 @@ def _check() -> None:
 class OurActor:
     """A handle of an experiment's actor, which is used like Ray's handle. After the end of Ray its calls raise Closed.
 
-    Ray accepts it as one of its own handles, so it can be passed to tasks and actors. `kill` ends the actor.
+    Ray accepts this object as one of its own handles, so tasks and actors can get it as an argument. The function
+    `kill` of this module ends the actor.
     """
 
     def __init__(self, handle: Any, exp_id: str) -> None:  # noqa: ANN401 - a Ray actor handle

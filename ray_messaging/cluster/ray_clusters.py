@@ -32,7 +32,8 @@ _REMEDY = (
 )
 
 
-# This lock is held while an experiment begins or ends to use Ray, so that no thread ends the Ray that another one uses.
+# This lock is held while an experiment starts or stops using Ray, so that no thread shuts down Ray while another thread
+# starts to use it.
 RAY_LOCK = threading.RLock()
 
 
@@ -47,12 +48,13 @@ class _Held:
 def hold_ray() -> object:
     """Use Ray for an experiment of this process. If Ray does not run yet, start it, or join the cluster at RAY_ADDRESS.
 
-    Return the argument for `release_ray`. Ray stays until all experiments have released it. Raises ConfigError if the
-    cluster at RAY_ADDRESS cannot be joined.
+    Return the argument for `release_ray`. If this call starts or joins Ray, Ray stays until all experiments have
+    released it. Raises ConfigError if the cluster at RAY_ADDRESS cannot be joined, and ServerFailed if Ray does not
+    start.
     """
     with RAY_LOCK:
         if not ray.is_initialized():
-            # If the program has ended an earlier Ray by ray.shutdown(), the thread that has started it may end now.
+            # If the program has ended an earlier Ray by ray.shutdown(), the thread that started that Ray may end now.
             _Held.over.set()
             _in_lasting_thread(_begin_ray)
             _Held.session, _Held.experiments = ray_session(), 0
@@ -63,7 +65,7 @@ def hold_ray() -> object:
 
 
 def release_ray(session: object) -> None:
-    """Record that an experiment no longer needs Ray. Shut Ray down if `hold_ray` began it, and no other needs it."""
+    """Record that an experiment no longer needs Ray. After the last one, shut down the Ray that `hold_ray` began."""
     with RAY_LOCK:
         if session != _Held.session or session is None:
             return
@@ -111,7 +113,7 @@ def _begin_ray() -> None:
             "requires a token, set RAY_AUTH_MODE=token, and put the token into ~/.ray/auth_token"
         ) from error
     except Exception as error:
-        # If a process of Ray has not started after 30 s, Ray raises a bare Exception, or one of the other errors.
+        # If a process of Ray has not started after 30 s, Ray raises one of these errors, or a bare Exception.
         if address is None and (type(error) is Exception or isinstance(error, RuntimeError | TimeoutError | RayError)):
             raise ServerFailed(
                 f"Ray did not start on this machine ({' '.join(str(error).split())[:_REASON]}), so the experiment did "
@@ -125,7 +127,8 @@ def _begin_ray() -> None:
 def join_ray(exp_id: str, *, as_driver: bool = False) -> bool:
     """Connect to the Ray cluster that has this experiment: at RAY_ADDRESS, or a cluster of this user on this machine.
 
-    Return False if no cluster runs. If no cluster has the experiment, none is joined.
+    Return False if no cluster runs. If no cluster has the experiment, none is joined. If this process uses Ray already,
+    or RAY_ADDRESS is for Ray Client, this does not check whether the cluster has the experiment.
 
     Args: `as_driver` says that this is a user's program, which prints the output of actors and tasks and may use Ray
     Client.
@@ -136,7 +139,7 @@ def join_ray(exp_id: str, *, as_driver: bool = False) -> bool:
         errors_to_stderr()
     if ray.is_initialized():
         return True
-    if as_driver and os.environ.get("RAY_ADDRESS", "").startswith("ray://"):  # Ray Client has other options
+    if as_driver and os.environ.get("RAY_ADDRESS", "").startswith("ray://"):  # Ray Client gets no options
         ray.init()
         return True
     found = look_into_clusters(quiet=not as_driver)
@@ -148,13 +151,13 @@ def join_ray(exp_id: str, *, as_driver: bool = False) -> bool:
     if not found:
         return not operating_system.PROCESSES.is_dir() and not _join("auto", as_driver=as_driver)
     if (named := _named()) and isinstance(seen := found[named], str):
-        raise ConfigError(f"the Ray cluster at RAY_ADDRESS={named!r} refuses the connection ({seen}): {_REMEDY}")
+        raise ConfigError(f"the experiments in the cluster at RAY_ADDRESS={named!r} cannot be read ({seen}): {_REMEDY}")
     unread = any(isinstance(seen, str) for seen in found.values())
     raise UnknownName(
         f"no experiment {exp_id!r} {'was found' if unread else 'runs'} in the Ray cluster{'s' * (len(found) > 1)} at "
         f"{', '.join(f'{cluster} ({_told(seen)})' for cluster, seen in found.items())}: "
         f"{'see by `ray status` why a cluster cannot be read, or ' if unread else ''}set RAY_ADDRESS to the "
-        f"host:port of the experiment's cluster, or start it by Messaging.start({exp_id!r})",
+        f"host:port of the experiment's cluster, or start the experiment by Messaging.start({exp_id!r})",
         kind="experiment",
         value=exp_id,
     )
@@ -172,7 +175,7 @@ def look_into_clusters(*, quiet: bool) -> dict[str, Collection[str] | str]:
 
     All clusters are asked at the same time, and have two seconds for their answers.
 
-    Args: With `quiet`, nothing is printed on stderr meanwhile. Without it, Ray's core prints there.
+    Args: With `quiet`, what this process, such as Ray's core, prints on stderr meanwhile is discarded.
     Raises: ConfigError if RAY_ADDRESS is wrong.
     """
     check_ray_address()
@@ -233,7 +236,10 @@ def check_ray_address() -> None:
 
 
 def _answers(address: str, timeout_s: float) -> bool:
-    """Return whether a cluster's server answers in time. Ray itself would wait for minutes for a stopped server."""
+    """Return whether a cluster's server answers in time; raise OSError if it cannot be reached.
+
+    Ray itself would wait for minutes for a server that is stopped.
+    """
     host, _, port = address.rpartition(":")
     with socket.create_connection((host.strip("[]"), int(port)), timeout=timeout_s) as connection:
         connection.sendall(_HTTP2)
@@ -249,8 +255,8 @@ def _answers(address: str, timeout_s: float) -> bool:
 def local_clusters(*, with_tokens: bool = False) -> list[str]:
     """Return the addresses of this user's Ray clusters on this machine, or [] if there is no /proc.
 
-    Args: `with_tokens` asks only for clusters that use tokens. A driver with a token must not join another cluster: the
-    driver would refuse the calls of that cluster's workers, and its actors would never run.
+    Args: `with_tokens` asks only for clusters that use tokens. A driver with a token must not join a cluster without
+    tokens: the driver would refuse the calls of that cluster's workers, and the driver's actors would never run.
     """
     found = set()
     for process in own_processes():  # another user's cluster would refuse the connection

@@ -38,7 +38,7 @@ def ray_session() -> object:
         from ray._private.worker import global_worker
 
         found: object = global_worker.current_cluster_and_job
-    except _MISSING:  # then two connections to the same cluster are not distinguished
+    except _MISSING:  # the session's name is the same for all connections to one cluster
         found = ray.get_runtime_context().get_session_name()
     return found
 
@@ -47,8 +47,9 @@ def ray_session() -> object:
 def errors_to_stderr() -> None:
     """Let this process print errors of the cluster, such as the death of a worker, to stderr.
 
-    Ray prints such errors to stdout at any time, even if a driver does not print what its actors print. A program that
-    reads stdout could not read them. If Ray lacks the function, its errors stay on stdout.
+    Ray prints such errors to stdout at any time, even if a driver does not print what its actors print. Another
+    program that reads this process's stdout would not understand these errors. If this version of Ray lacks the
+    function `print_to_stdstream`, the errors stay on stdout.
     """
     try:
         from ray._private import worker
@@ -83,7 +84,7 @@ def known_dead(actor: Any) -> bool | None:  # noqa: ANN401 - a Ray actor handle
 
 
 def actor_facts(actor: Any) -> tuple[str, int, str]:  # noqa: ANN401 - a Ray actor handle
-    """Return the state of an actor in Ray, the number of its restarts, and its node; "", 0 and "" if unknown."""
+    """Return the state of an actor in Ray, the number of its restarts, and its node's id; "", 0, "" if unknown."""
     try:
         from ray._private.state import actors
 
@@ -95,7 +96,7 @@ def actor_facts(actor: Any) -> tuple[str, int, str]:  # noqa: ANN401 - a Ray act
 
 
 def node_of_owner(key: str) -> str:
-    """Return the node of the actor or worker with the id `key`, or "" if Ray does not know it."""
+    """Return the id of the node of the actor or worker with the id `key`, or "" if Ray does not know the node."""
     try:
         from ray._private.state import actors, state
         from ray._raylet import WorkerID
@@ -146,8 +147,8 @@ def names_in(cluster: str, namespace: str, timeout_s: float) -> list[str]:
         from ray._raylet import GcsClient  # type: ignore[attr-defined]
     except ImportError as error:
         raise ConfigError(
-            f"ray_messaging does not know how to list the experiments of a cluster of Ray {ray.__version__}: to use "
-            f"this cluster, set RAY_ADDRESS={cluster}"
+            f"ray_messaging cannot list the experiments of the cluster at {cluster} by Ray {ray.__version__}: install "
+            "the version of Ray that was the newest when this version of ray_messaging was released"
         ) from error
 
     async def ask() -> list[str]:
@@ -167,8 +168,8 @@ def _kv(name: str) -> Any:  # noqa: ANN401 - a function of Ray's
         return getattr(internal_kv, name)
     except (ImportError, AttributeError) as error:
         raise ConfigError(
-            f"Ray {ray.__version__} cannot store rules that change at run time ({error}): install a Ray with which "
-            "this version of ray_messaging was tested (docs/operations.md), and start the cluster anew"
+            f"Ray {ray.__version__} cannot store rules that change at run time ({error}): install the version of "
+            "Ray that was the newest when this version of ray_messaging was released, and start the cluster anew"
         ) from error
 
 
@@ -195,7 +196,7 @@ def kv_names(prefix: str, *, namespace: str) -> list[bytes]:
 
 
 def use_token() -> None:
-    """Use this user's token for a cluster on this machine, if there is a token; a cluster without tokens ignores it."""
+    """Let this process use this user's token, if there is one, for the clusters on this machine that require tokens."""
     try:
         from ray._private.authentication.authentication_token_setup import maybe_enable_token_auth_if_token_available
     except ImportError:

@@ -41,7 +41,7 @@ def reached_nodes(askers: Mapping[str, Any], timeout_s: float) -> list[NodeFacts
     """Return facts about the nodes that are alive according to Ray; [] if there is only one. This blocks.
 
     Args:
-        askers: Further actors that try to connect to the nodes, by the names under which findings mention them.
+        askers: Actors that, like this process, try to connect to the nodes. Findings call them by their keys.
         timeout_s: The most seconds to wait for the actors.
     """
     alive = [each for each in ray.nodes() if each["Alive"]]
@@ -58,7 +58,7 @@ def reached_nodes(askers: Mapping[str, Any], timeout_s: float) -> list[NodeFacts
         try:
             _note(found, asked[ref], get(ref))
         except (RayError, MessagingError) as error:
-            # Another finding reports this actor.
+            # The health check has another finding for an actor that fails.
             logger.debug("%s does not say which nodes it reaches: %s", asked[ref], error)
     return [*found.values()]
 

@@ -35,17 +35,17 @@ class RuleStore:
     """Durable store of the rules of one start of an experiment, and of their state."""
 
     def __init__(self, server: RedisExperimentStore, exp_id: str, run: str) -> None:
-        self.scheduled: list[Any] = []  # `RuleRequest`s that wait for their step, ascending
+        self.scheduled: list[Any] = []  # `RuleRequest`s that wait for their step, sorted by step
         self._server = server
         self._exp_id = exp_id
         self._runs = f"rules/{exp_id}/"
         self._code = f"{self._runs}{run}/"
-        self._kept: str | None = None  # the name of the entry in Ray with the rules in force
-        self._names: list[str] | None = None  # what to write to the server next: the entry's name, the rules' names
-        # By the id() of each rule in force, the rule and its pickle. The rule is there so that no other object gets its
-        # id.
+        self._kept: str | None = None  # the key of the rules in force in Ray's key-value store
+        self._names: list[str] | None = None  # the key and names of new rules, for the next write to the server
+        # By the id() of each rule in force, the rule and its pickle. As long as the rule is referenced here, no other
+        # object gets its id().
         self._known: dict[int, tuple[Rule, PickledRule]] = {}
-        self._in_force: list[str] | None = None  # the entry's name and the rules' names, as they are on the server now
+        self._in_force: list[str] | None = None  # the key and names of the rules that the server has now
         self._writing: StateChanges | None = None
 
     async def load(self, rules: Iterable[Rule]) -> tuple[dict[str, Fields], dict[str, bytes]]:
@@ -71,7 +71,7 @@ class RuleStore:
             raise ServerBehindError
         if names is not None:
             before, self._kept = self._kept, names[0]
-            if self._names is names:  # otherwise the rules have changed meanwhile, and the next write has them
+            if self._names is names:  # if not, the rules have changed again, and the next write has the new ones
                 self._names = None
             self._in_force = names
             if before not in {None, names[0]}:
@@ -111,7 +111,7 @@ class RuleStore:
         return rule
 
     async def save_rules(self, rules: Iterable[Rule]) -> None:
-        """Store the rules in Ray, for a restart of this actor. The next write to the server puts them in force."""
+        """Store the rules in Ray, for a restart of the interceptor. The next write to the server puts them in force."""
         kept = tuple(rules)
         # A rule without a known pickle is a black list that was made in this process.
         self._known = {id(rule): self._known.get(id(rule)) or (rule, pickled(rule)) for rule in kept}
@@ -122,7 +122,7 @@ class RuleStore:
         self._names = [name, *(rule.name for rule in kept)]
 
     async def load_rules(self) -> tuple[Rule, ...] | None:
-        """Return the rules that were in force when an earlier process died, or None if none are stored.
+        """Return the rules that were in force when the interceptor last died, or None if none are stored.
 
         Raises: RuleError if Ray has lost the rules.
         """
@@ -212,8 +212,8 @@ def unpickled(rule: PickledRule) -> Rule:
         found: Rule = ray.cloudpickle.loads(rule.data)
     except Exception as error:  # a rule's objects may raise any error
         raise RuleError(
-            f"rule {rule.name!r} cannot be made in the interceptor's process ({type(error).__name__}: {error}): its "
-            "module must be importable on every node (see runtime_env), or be the script that runs",
+            f"rule {rule.name!r} cannot be unpickled in the interceptor's process ({type(error).__name__}: {error}): "
+            "its module must be importable on every node (see runtime_env), or be the script that runs",
             rule=rule.name,
         ) from error
     return found

@@ -40,7 +40,7 @@ class Groups:
         placement: GroupPlacement,
         actor_options: ActorOptions,
     ) -> dict[str, Group]:
-        """Start several groups at the same time. If one fails to start, all of them are stopped."""
+        """Start several groups, a limited number at a time. If one fails to start, all of them are stopped."""
         topics = tuple(map(check_subtopic, subtopics))
         hosted = {check_name("group name", name): column_of(agents, once=True) for name, agents in groups.items()}
         before = self._names_while_it_runs()
@@ -53,7 +53,7 @@ class Groups:
             named: dict[str, Any] = ACTOR | {"max_restarts": -1, "name": experiment.group_name(name)}
             try:
                 actor = start_actor(self._exp_id, GroupActor, named | places.of(name), experiment, name)
-                call = actor.open.remote(agents, topics)  # on Ray Client this call itself raises the actor's error
+                call = actor.open.remote(agents, topics)  # on Ray Client this call raises the error of a taken name
             except ValueError as error:
                 raise AlreadyExists(
                     f"experiment {self._exp_id!r} already has a group {name!r}: choose another name, or use "
@@ -149,6 +149,6 @@ class Groups:
             return self._names()
         except Closed as error:
             lost = None
-            with suppress(Closed):  # the interceptor is gone, too
+            with suppress(Closed):  # raised if the interceptor is gone
                 lost = self._connection.ask(self._connection.interceptor.lost_server.remote())
             raise (ended(self._exp_id) if lost is None else Closed(lost)) from error

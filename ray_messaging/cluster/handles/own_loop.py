@@ -85,7 +85,7 @@ async def _end_all(loop: asyncio.AbstractEventLoop) -> None:
         task.cancel()
     if left:
         await asyncio.wait(left, timeout=_END_S)
-    await loop.shutdown_asyncgens()  # `at_loop_end` registers a function by an async generator, which calls it now
+    await loop.shutdown_asyncgens()  # this calls the functions that were passed to `at_loop_end`
 
 
 def run_in_own_loop(work: Callable[[], Coroutine[Any, Any, T]]) -> T:
@@ -100,14 +100,15 @@ def run_in_own_loop(work: Callable[[], Coroutine[Any, Any, T]]) -> T:
 
     def cancel() -> None:
         for task in asyncio.all_tasks():
-            if task.get_coro() is main:  # the coroutine itself decides about its other tasks
+            if task.get_coro() is main:  # the coroutine itself ends the other tasks that it made
                 task.cancel()
 
     with ThreadPoolExecutor(1, thread_name_prefix="ray_messaging own loop") as thread:
         try:
             return thread.submit(run).result()
-        # After Ctrl-C, or an error of a signal's handler, the task is cancelled, because the pool waits until it ends.
+        # After Ctrl-C, or an error of a signal handler, the coroutine is cancelled, because the end of the `with` block
+        # waits for the thread.
         except BaseException:
-            with suppress(RuntimeError):  # the loop has ended meanwhile
+            with suppress(RuntimeError):  # raised if the loop has ended meanwhile
                 loop.call_soon_threadsafe(cancel)
             raise

@@ -27,8 +27,8 @@ _GLANCE_S = 0.5  # a listener checks at this interval, in seconds, whether it wa
 class Seen(NamedTuple):
     """The last position in the event log that was read, and the process that gave the position to its row.
 
-    This is a process of the actor that writes the log. If the actor is restarted, its next process may give some rows
-    other positions.
+    The process is one of the actor that writes the log. If the actor is restarted, the actor's next process may give
+    some rows other positions.
     """
 
     process: str
@@ -48,7 +48,8 @@ class RemoteSource:
     def follower(self) -> "RemoteSource":
         """Return a copy of this source for another reader.
 
-        The copy remembers separately which process of the log's actor gave the position that its reader has reached.
+        Each reader needs its own copy, because the copy remembers which process of the log's actor gave the position
+        that the reader has reached.
         """
         return copy(self)
 
@@ -58,7 +59,7 @@ class RemoteSource:
             seen = Seen(self._process, arguments.pop("position"))
             page, (self._process, _) = self._result(self._log.since.remote(seen, arguments))
             return page
-        if question == "end" and not self._process:  # `since` also returns the process that gave the position
+        if question == "end" and not self._process:  # `since` returns the end and the actor's process
             self._process, end = self._result(self._log.since.remote(Seen("", -1), {"limit": 0}))[1]
             return end
         return self._result(self._log.ask.remote(question, arguments))
@@ -113,7 +114,8 @@ class BlockedListener(AbstractContextManager["BlockedListener"]):
 
     `cursor` counts the blocked messages up to the last one that was handled. If the function raises an error, a logger
     reports it, and the thread goes on with the next message. If the actor that writes the event log does not answer,
-    the thread asks it again. The thread ends after `close` was called, or when the experiment ends.
+    the thread asks the actor again. The thread ends after `close` was called, when the experiment ends, or after an
+    unexpected error outside of the function, which is logged.
     """
 
     def __init__(self, log: Any, callback: Callable[[BlockedMessage], object], after: int | None) -> None:  # noqa: ANN401 - a Ray actor handle

@@ -44,7 +44,7 @@ class Seat:
 
 
 def seat_url(pages: str, agent: AgentId, token: str) -> str:
-    """Return the link of a seat. Args: `pages` is the URL of the web server."""
+    """Return the link by which a person acts for `agent`. Args: `pages` is the URL of the web server."""
     return f"{pages}seat/{quote(str(agent), safe='')}?token={token}"
 
 

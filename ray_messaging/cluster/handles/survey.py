@@ -143,9 +143,10 @@ class Survey(Generic[T]):
             more = more and self._user.run(self._survey.more(_LOOK_S))
 
     def to_pandas(self) -> Any:  # noqa: ANN401 - pandas.DataFrame, where pandas is installed
-        """Return a pandas.DataFrame with a row for each agent.
+        """Return a pandas.DataFrame with a row for each agent, whose id is the index.
 
-        The columns are fate ("answered", "pending", ...), reason, and one for each field of the answers.
+        The columns are `fate` ("answered", "pending", ...), `reason`, and `answer.<field>` for each field of the
+        answers.
         """
         tally = self._now()
         agents = [*tally.agents]

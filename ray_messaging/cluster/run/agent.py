@@ -66,7 +66,7 @@ _OURS = f"{Path(__file__).parents[2]}/"
 _LIBRARY = re.compile(r"/lib(64)?/python3|^<frozen |^[^/<]")  # `^[^/<]` matches compiled modules, such as numpy's
 _NO_ROW: tuple[Mapping[str, Any], Sequence[AgentId]] = ReadOnlyDict(), ()
 _LISTED, _NAMED = 50, 5  # the most agents that `calls_now` lists, and the most neighbours that it names for each agent
-START = -1  # what stands for the step's number while the `start` function runs, which is before the first step
+START = -1  # the step number while the `start` function runs, before the first step
 
 
 class Agent(ReadOnlyAttributes):
@@ -432,7 +432,7 @@ class AgentLoop:
         here = self.seats and self.seats.intersection(agent.id for agent in agents)
         seated = self._seated if here else None
         model: Model = seated or self._model
-        # Agents for whom people act do not count in the limit, because people may take long to answer.
+        # Agents for whom people act do not count towards the limit, because people may take long to answer.
         concurrency = min(self._concurrency + len(here), len(agents))
         self._calls = StepCalls(
             model,
@@ -500,8 +500,8 @@ class AgentLoop:
         Args: `called` selects the agents for which the model is called in `step`. `anew` says that the step runs again,
         or that the step before it ran in another process.
         """
-        # The earlier steps are committed, and their records have all calls that had ended by then. Only calls that have
-        # ended later, or are under way, are kept.
+        # The earlier steps are committed. The calls that had ended when the last of these steps ended are in the
+        # records, and are dropped here. Calls that ended later, or are under way, are kept.
         for earlier in [] if anew else [each for each in self._flights if each < step.number]:
             if not self._flights[earlier].forget_told():
                 del self._flights[earlier]
@@ -510,13 +510,13 @@ class AgentLoop:
         calls.stop = look.stop
 
     def hear(self, told: Told) -> None:
-        """Use what another group tells about its agents that run in later steps ahead of time."""
+        """Take the news of another group: what its agents sent in steps that they have ended ahead of time."""
         if (look := self._look_ahead) is not None:
             look.news.append(told)
             self._model_thread.soon(look.take_news)
 
     def end_after(self, last: int) -> None:
-        """Let no agent run ahead of time in steps after `last`."""
+        """Let no agent run ahead of time in steps after `last`, the step after which the run ends."""
         if self._look_ahead is not None:
             self._model_thread.soon(partial(self._look_ahead.end_after, last))
 
@@ -564,7 +564,7 @@ class AgentLoop:
         return CallsNow(sum(each.calls for each in agents), sum(each.waiting for each in agents), longest)
 
     def _change_states(self) -> None:
-        """Set the values that the user has given for agents' states; the model is called for these agents."""
+        """Set the values that the user of a fork has given for agents' states, and mark these agents as active."""
         for agent in self._agents:
             if agent.id in self.change.states:
                 try:
@@ -605,7 +605,8 @@ class AgentLoop:
     def states(self) -> dict[AgentId, dict[str, Any]]:
         """Return the state of each agent.
 
-        Raises: StepFailed for a state that cannot be kept, which is noticed only here if no states are stored.
+        Raises: StepFailed for a state that cannot be encoded. If the run does not store states, some of the reasons,
+        such as deep nesting, are noticed only here.
         """
         for block in () if self._stores_states else _blocks(self._agents):
             self._keep_block(block, "the model", encodes=True)
@@ -621,7 +622,7 @@ class AgentLoop:
 
     @property
     def ids(self) -> dict[str, NDArray[Any]]:
-        """Return {}, because the keys of `states` are already the ids."""
+        """Return {}, because `states` has the ids as its keys. Only the arrays of by="group" need separate ids."""
         return {}
 
     def read(
@@ -631,11 +632,11 @@ class AgentLoop:
         before: AgentSet | None = None,
         arrivals: Sequence[Arrival] = (),
     ) -> list[Agent]:
-        """Load the states of `agents` from the committed state of their group; return the agents without a state there.
+        """Load the states of the group's `agents` from committed states; return the agents that have no state there.
 
-        Args: `state` is the group's committed state (None: it has none), and `before` has the agents to which it
-        belongs (None: the same as `agents`). `arrivals` has the agents that have come from other groups, with the
-        states of those groups.
+        Args: `state` is the group's committed state (None: nothing was committed). `before` has the agents whose states
+        are in `state` (None: `agents`). `arrivals` has, for each group from which agents have come, these agents and
+        that group's committed state.
         """
         kind_of = {agent: kind for kind, agents_of in self._kinds.items() for agent in agents_of}
         self._agents = self._were_called = [
@@ -714,10 +715,11 @@ class AgentLoop:
         self._active = sorted(self.staying)
 
     def _encoded(self, called: Sequence[Agent]) -> bytes:
-        """Return the states of all agents, encoded for the commit, and replace states by decoded copies where needed.
+        """Return the bytes to commit: the ids and states of all agents, and who has stopped or stays active.
 
-        After that, as after a restart, a state shares no object with another agent or with the model. With
-        `only_active`, only the states of the agents `called`, for which the model was called, are encoded again.
+        If states may share objects with each other or with the model, the agents get decoded copies of their states, as
+        after a restart. With `only_active`, only the states of `called`, the agents for which the model was called, are
+        encoded again.
         """
         changed = called if self._forms else self._agents
         encoded = joined_lists(self._keep(changed), len(changed))
@@ -787,7 +789,8 @@ def _blocks(agents: Sequence[Agent]) -> Iterator[Sequence[Agent]]:
 def kept_parts(state: bytes, count: int, group: str) -> Any:  # noqa: ANN401 - as msgpack has them
     """Decode a group's committed state, and return the list of its `count` parts.
 
-    Raises: ConfigError if there is another number of parts, because a run with another `by=` has written the state.
+    Raises: ConfigError if there is another number of parts, because a run with another `by=`, or code without a model,
+    has written the state.
     """
     parts = decode_exactly(state)
     if not isinstance(parts, list) or len(parts) != count:
@@ -802,11 +805,11 @@ def kept_parts(state: bytes, count: int, group: str) -> Any:  # noqa: ANN401 - a
 def check_agents(same: bool, group: str, count: int) -> None:  # noqa: FBT001 - it is what is checked
     """Raise ConfigError if `same` is False, which means that a group's committed state belongs to other agents.
 
-    For the error's text, `count` is the number of agents of this run.
+    For the error's text, `count` is the number of the group's agents in this run.
     """
     if not same:
         raise ConfigError(
-            f"group {group!r} began with other agents than the {count:,} agents of this run: resume with the same "
+            f"group {group!r} began with other agents than its {count:,} agents in this run: resume with the same "
             "agents and groups, or begin anew by on_existing='reset'"
         )
 

@@ -37,13 +37,13 @@ from ray_messaging.interception.lane import JUDGE, NUMBER, REQUEST, WAITING, Lan
 logger = logging.getLogger(__name__)
 
 _OPENING_S = 2.0  # the longest wait to connect; a firewall may drop packets
-# The most seconds that one call over the socket waits for messages, or one call of the actor for answers. To wait
-# longer for messages, a handle makes a Ray call: a task that waits for Ray gives its processor to other tasks, such as
-# the one that sends the messages.
+# The most seconds that one call waits: a call over the socket for messages, or a Ray call for answers. To wait longer
+# for messages, a handle makes a Ray call: a task that waits for Ray gives its processor to other tasks, such as the one
+# that sends the messages.
 WAIT_S = 0.5
 # The longest wait for an answer in seconds. For each _BYTES_PER_S bytes of a request, a second is added.
 _PATIENCE_S, _BYTES_PER_S = 1.0, 50 * 2**20
-# If this is True, there are no lanes, because only Ray calls are encrypted.
+# If this is True, the actor is called only through Ray, because calls over the socket are not encrypted.
 _ENCRYPTED = os.environ.get("RAY_USE_TLS", "").lower() in {"1", "true"}
 _TIME = Packer("@ll")  # struct timeval
 _PREFIX = Packer("<I")
@@ -73,8 +73,9 @@ class LaneReply(NamedTuple):
 class LaneRoute:
     """The address of the socket of a group's actor, if it is known.
 
-    When the socket cannot be reached, `by_ray_until` is set to the time until which Ray calls are made instead. `host`
-    is the host of the last known address, so that errors can name it when the address is not known any more.
+    If no connection to the actor's host can be made, `by_ray_until` is set to the time until which Ray calls are made
+    instead. `host` is the host of the last known address, so that errors can name the host when the address is not
+    known any more.
     """
 
     def __init__(self) -> None:
@@ -149,13 +150,14 @@ class GroupLane:
         except (MessagingError, OSError) as error:
             logger.info("no socket connection to %s, so its actor is called through Ray: %s", self._actor_name, error)
             self._route.address = None
-            # After a MessagingError or a ConnectionError the lane can be used when the actor runs again.
+            # After a MessagingError or a ConnectionError the next call tries the socket again, because the actor may be
+            # restarting.
             if not isinstance(error, MessagingError | ConnectionError):
                 self._route.by_ray_until = time.monotonic() + LANE_RETRY.first_s  # until then Ray calls are made
             return None
 
     def release(self, connection: "Connection") -> None:
-        """Keep a connection for later calls. If it is closed, the next call finds that."""
+        """Keep a connection for later calls. The connection may be closed: the next call checks this."""
         if not self._shared:
             self._idle.append(connection)
 
@@ -172,8 +174,8 @@ class LaneConnection:
         self.process = address.token
         self._limit_s = 0.0
         self._socket = socket.create_connection((address.host, address.port), timeout=_OPENING_S)
-        # This closes the socket when the handle is gone. With `__del__`, a garbage collection of both the handle and
-        # the socket might first warn of an open socket.
+        # This closes the socket when this object is gone. With `__del__`, a garbage collection of this object and the
+        # socket might first warn of an open socket.
         weakref.finalize(self, self._socket.close)
         try:
             self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -244,7 +246,7 @@ class LaneConnection:
         return header, frames
 
     def _read(self, size: int) -> bytes:
-        """Read exactly `size` bytes, by one system call if possible, without copying them."""
+        """Read exactly `size` bytes, if possible by one system call and without a copy."""
         found = self._socket.recv(size, socket.MSG_WAITALL) if size else b""
         while len(found) < size:
             more = self._socket.recv(size - len(found), socket.MSG_WAITALL)
@@ -280,10 +282,10 @@ class LoopConnection:
         self._client = client
         self._life = life  # closes the client when the event loop ends, or when this connection is dropped
         self._loop = asyncio.get_running_loop()
-        self.turn = asyncio.Semaphore(_SENDS)  # a send waits while too many others have no answer
+        self.turn = asyncio.Semaphore(_SENDS)  # a send waits while `_SENDS` other sends have no answer
         self._calls = 0  # the number of calls that have no answer yet
         self._nbytes = 0  # the size in bytes of the calls that have no answer yet
-        self._watch: asyncio.TimerHandle | None = None  # set while calls wait for an answer
+        self._watch: asyncio.TimerHandle | None = None  # the timer of the next check, if calls wait for an answer
         self._heard = 0  # the number of answers up to the last check
         self._silent = 0  # the number of checks since the last answer
         self._asking: asyncio.Task[None] | None = None

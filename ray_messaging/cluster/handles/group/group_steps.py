@@ -64,7 +64,7 @@ async def driven_steps(
     make = partial(named_messager, GroupMessager, experiment, interceptor, name, metrics, traced=False)
     messager = await connected(make, experiment.settings.cut_timeout_s)
     telling = None
-    if metrics is not None:  # the actor's metrics are those of sends and fetches outside of steps
+    if metrics is not None:  # the group's actor reports only sends and fetches outside of steps
         telling = tell_metrics(lambda: metrics.families({}), experiment, name)
         telling.start()
     try:
@@ -98,6 +98,6 @@ async def connected(make: Callable[[], Messager], patience_s: float) -> Messager
 
 
 def driving_task() -> str:
-    """Return the name of the running Ray task, or of the driver."""
+    """Return the id of the running Ray task, or outside of a task a name of the driver's process."""
     here = context()
     return here.get_task_id() or f"driver {here.get_worker_id()}"

@@ -24,7 +24,7 @@ class Blocking:
         return get(ref)
 
     async def some(self, refs: Refs, timeout_s: float) -> tuple[Refs, Refs]:
-        """Wait for Ray calls, at most `timeout_s`; return the calls that have ended, and the others."""
+        """Wait up to `timeout_s` seconds for Ray calls; return the calls that have ended, and those that have not."""
         return wait(refs, num_returns=len(refs), timeout=timeout_s)
 
     async def pause(self, seconds: float) -> None:
@@ -51,9 +51,9 @@ class InLoop:
         return await ref
 
     async def some(self, refs: Refs, timeout_s: float) -> tuple[Refs, Refs]:
-        """Wait for Ray calls, at most `timeout_s`; return the calls that have ended, and the others."""
+        """Wait up to `timeout_s` seconds for Ray calls; return the calls that have ended, and those that have not."""
         futures = {asyncio.wrap_future(ref.future()): ref for ref in refs}
-        for future in futures:  # otherwise asyncio warns of errors that nobody reads
+        for future in futures:  # reads the errors, because asyncio warns of errors that nobody reads
             future.add_done_callback(lambda ended: ended.cancelled() or ended.exception())
         ended, _ = await asyncio.wait(futures, timeout=timeout_s)
         left = [ref for future, ref in futures.items() if future not in ended]
@@ -110,8 +110,8 @@ class _TaskLock:
     def __init__(self) -> None:
         self._guard = threading.Lock()
         self._loop: asyncio.AbstractEventLoop | None = None  # the last event loop whose tasks wanted the lock
-        self._lock = asyncio.Lock()  # the lock in this event loop
-        self._calls = 0  # the number of the loop's calls that hold the lock or wait for it
+        self._lock = asyncio.Lock()  # the lock for the tasks of that event loop
+        self._calls = 0  # the number of that loop's calls that hold the lock or wait for it
 
     @asynccontextmanager
     async def held(self) -> AsyncGenerator[None, None]:
