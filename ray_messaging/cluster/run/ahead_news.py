@@ -126,7 +126,7 @@ class AheadNews:
                 found = await self._store.told_ahead(place, STEP_NEWS_TIMEOUT_S)
             except Closed:
                 return
-            except MessagingError:  # if the error persists, the steps, which use the same server, raise it
+            except MessagingError:  # the steps use the same server, so if the error persists, they raise it
                 await backoff.sleep()
                 continue
             for entry, told in found:

@@ -607,8 +607,8 @@ def _limit_calls(settings: Calls, limits: CallLimits, records: bool, society: Ag
 async def _with_others(running: Awaitable[GroupResult], actors: Sequence[RunActor], store: "RedisSteps") -> GroupResult:
     """Wait for the result of a group, and return it.
 
-    If the group has ended because the budget of calls through `me.remember` is spent, make all groups end. Otherwise
-    the other groups would wait for this group.
+    If the group has ended because the budget of calls through `me.remember` is spent, make all groups end, because
+    they would wait for this group.
 
     Args: `actors` are the actors of all groups.
     """

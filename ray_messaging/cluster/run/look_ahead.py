@@ -277,7 +277,7 @@ class LookAhead:
         # the other groups are told.
         self._tells: set[int] = set()
         self._steps: dict[int, _StepAhead] = {}
-        self._next: list[int] = []  # by the agent's place, the first step that the agent is not known to have ended
+        self._next: list[int] = []  # by the agent's place, the next step that the agent may end ahead of time
         self._running: dict[int, int] = {}  # by the agent's place, the step that the agent runs now
         self._states: list[dict[str, Any]] = []
         self._stopped: list[bool] = []
@@ -680,14 +680,14 @@ class LookAhead:
         self._pump()
 
     def _hear(self, agent: AgentId, number: int, sent: Sequence[ToldMessage]) -> None:
-        """Note that an agent of another group has ended the step `number` ahead of time, and what it has sent there."""
+        """Note that an agent of another group has ended step `number` ahead of time, and what it sent in this step."""
         if self.places.place(agent) >= 0:  # the agent has moved to this group
             return
         place, rank = self._far_place(agent), _rank(agent)
         messages = [(each.to, each.deliver, _Sent(number, rank, *each[2:])) for each in sent]
         if number >= self._next[place]:
             self._end(place, number, messages)
-        else:  # the step itself has ended; only messages for later steps than the current one are not in inboxes yet
+        else:  # the step is committed, so inboxes lack only its messages for steps after the current one
             self._deliver(place, [each for each in messages if each[1] > self._number])
 
     def _learn(self, sender: int, hearer: int) -> None:

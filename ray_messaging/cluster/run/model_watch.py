@@ -169,8 +169,8 @@ def _named(model: object) -> dict[str, object]:
 def _function_of(model: Any, found: dict[str, object]) -> FunctionType | None:  # noqa: ANN401 - what can be called
     """Return the Python function that runs when `model` is called, or None if there is none.
 
-    If `model` is a method, the object of the method is added to `found`. If it is an object with `__call__`, this
-    object is added.
+    If `model` is a method, the object of the method is added to `found`. If `model` is an object with `__call__`, it is
+    added itself.
     """
     while issubclass(type(model), partial | MethodType):
         if issubclass(type(model), MethodType):

@@ -211,7 +211,7 @@ def gathered(
     """Return the result of a run from the groups' results, `parts`.
 
     Args: `until` is the step before which the run was to end. If the run has ended earlier, the result is `stopped`.
-    `by_rules` has what rules for whole steps add to the numbers of messages by fate. If `digests` is a function, it is
+    `by_rules` has, by fate, what rules for whole steps add to the number of messages. If `digests` is a function, it is
     called when the digests are first read. `currency` is the currency of the prices of calls.
     """
     ended = min(part.until for part in parts)

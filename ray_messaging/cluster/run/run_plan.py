@@ -222,7 +222,10 @@ def _records(frame: Any) -> list[dict[str, Any]]:  # noqa: ANN401 - a DataFrame
 
 
 def changeable(rows: Rows) -> list[Any]:
-    """Return the values in the agents' data that a model can change; [] if the first agent has no such value."""
+    """Return the values in the agents' data that a model can change, such as lists.
+
+    To save time, the result is [] if the first agent has no such value, even if others have some.
+    """
     kinds = {type(value) for data, _ in [*rows.values()][:1] for value in data.values()}
     if kinds <= _FIXED:
         return []
@@ -404,7 +407,7 @@ def _check_neighbours(neighbours: Mapping[AgentId, Sequence[AgentId]], groups: I
 class Homes:
     """Loader of the data and neighbours of agents that have come to a group from other groups.
 
-    They are loaded only when such an agent is in the group, and are added to the group's plan.
+    When the first such agent is in the group, the data and neighbours of all groups' agents are added to its plan.
 
     Args: `plan` is the plan of the group. `others` has, by group, an awaitable of the group's plan, for all groups.
     """
