@@ -22,7 +22,7 @@ import numpy as np
 _LONGEST_S: Final = 1.0
 _WALL: Final = 5  # the limit of a digest's elapsed time is this many times the limit of its processor time
 _CHUNK: Final = 1 << 20  # the number of bytes between two checks of the time
-# The approximate speeds of blake2b and of pickle, from which the time for the rest of a digest is estimated.
+# The approximate speeds of blake2b and of pickle. They serve to estimate whether the time is enough for an object.
 _BYTES_PER_S: Final = 1e9
 _OBJECTS_PER_S: Final = 5e6
 # For an object whose class is from one of these packages, a digest has only the name of the class: such objects are

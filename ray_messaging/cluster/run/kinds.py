@@ -156,7 +156,7 @@ def comes_twice(ids: Iterable[object]) -> ConfigError:
 
 
 def plain_ids(ids: Any) -> Any:  # noqa: ANN401 - ids of any kind
-    """Return a pandas object as an array, and objects in an array as a list; return other ids unchanged."""
+    """Return ids unchanged, except that a pandas object becomes an array, and an array of objects becomes a list."""
     values = getattr(ids, "to_numpy", lambda: ids)()
     return values.tolist() if isinstance(values, np.ndarray) and values.dtype == object else values
 

@@ -687,7 +687,7 @@ class LookAhead:
         messages = [(each.to, each.deliver, _Sent(number, rank, *each[2:])) for each in sent]
         if number >= self._next[place]:
             self._end(place, number, messages)
-        else:  # the step is committed, so inboxes lack only its messages for steps after the current one
+        else:  # the step itself has ended, so inboxes lack only its messages for steps after the current one
             self._deliver(place, [each for each in messages if each[1] > self._number])
 
     def _learn(self, sender: int, hearer: int) -> None:

@@ -30,10 +30,10 @@ _LONGEST_S: Final = 0.1  # the most seconds for all digests before or after a st
 
 
 class ModelWatch:
-    """Checks whether one group's model changes objects outside of its agents, or draws from global random generators.
+    """Checks of one group's model: it must not change objects outside of its agents, or draw from global generators.
 
     Each problem is logged once, as a warning. The checks are so seldom that they take at most a hundredth of the run's
-    time. In addition, the random generators are checked in each of the first _FIRST_STEPS steps.
+    time. In addition, the global random number generators are checked in each of the first _FIRST_STEPS steps.
 
     Args: `given` maps names to the objects that a model gets and must not change. `told` has the names of the problems
     that this run has already logged. Groups in one process share this set.

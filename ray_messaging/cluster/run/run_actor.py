@@ -141,7 +141,7 @@ class RunActor:
         self._later = later
         # The thread is the same in all runs, because clients in a user's module are bound to the thread's event loop.
         self._thread = ModelThread()
-        self._running = asyncio.Lock()  # only one call of `run` runs at a time, and the next call waits for its end
+        self._running = asyncio.Lock()  # only one call of `run` runs at a time, and further calls wait
         self._is_told = False  # whether a `Run` opens the first step of each call of `run` for all groups
         self._turn = 0  # the number of the current call of `run`
         self._last: int | None = None  # the step after which `end_after` lets the current call of `run` end
@@ -248,7 +248,7 @@ class RunActor:
         keeps the right to run the group's steps until the next call.
 
         Raises: ConnectionFailed if a step has waited for the server as long as it may; StepFailed if a function of the
-        user fails.
+        user fails; BudgetSpent if the budget of calls is spent.
         """
         assert self._messager is not None
         end, again = until if self._last is None else min(until, self._last + 1), self._steps is not None
