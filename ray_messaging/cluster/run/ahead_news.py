@@ -54,8 +54,9 @@ class ToldStep(NamedTuple):
 class Told(NamedTuple):
     """What a group of a run tells the other groups: the `steps` that its agents have ended ahead of time.
 
-    `run` identifies the run, because the stream may also have news of earlier runs. With `anew`, the group has stopped
-    running agents ahead of time, or begins anew with it in the current step, so what it told earlier may be wrong.
+    `run` identifies the run, because the Redis stream of these records may also have those of earlier runs. With
+    `anew`, what the group told earlier may be wrong: its agents have stopped running ahead of time, or begin to do so
+    anew.
     """
 
     run: str
@@ -73,8 +74,8 @@ class AheadNews:
 
     Make this object in the event loop of the group's actor.
 
-    Args: `hear` is called in that loop with each `Told` of another group of the run `run`. News of earlier runs, which
-    may have had another model or other agents, is ignored.
+    Args: `run` identifies the run. `hear` is called in that event loop with each `Told` of another group of this run.
+    News of earlier runs, which may have had another model or other agents, is ignored.
     """
 
     def __init__(self, store: "RedisSteps", run: str, group: str, hear: Callable[[Told], None]) -> None:
@@ -125,7 +126,7 @@ class AheadNews:
                 found = await self._store.told_ahead(place, STEP_NEWS_TIMEOUT_S)
             except Closed:
                 return
-            except MessagingError:  # if the error persists, the steps, which use the same server, raise it
+            except MessagingError:  # the steps use the same server, so if the error persists, they raise it
                 await backoff.sleep()
                 continue
             for entry, told in found:

@@ -31,7 +31,7 @@ class Ids(Protocol):
 
     def __iter__(self) -> Iterator[AnyId]: ...
     def __len__(self) -> int: ...
-    def __contains__(self, value: object, /) -> bool: ...  # this excludes a str, whose method takes only a str
+    def __contains__(self, value: object, /) -> bool: ...  # excludes str: its `__contains__` takes only a str
 
 
 class DataFrameLike(Protocol):

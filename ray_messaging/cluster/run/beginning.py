@@ -71,8 +71,8 @@ async def beginning_of(
 ) -> bytes:
     """Return an encoded `Beginning`: the state of a run that has ended before `step`, from which other runs can go on.
 
-    Args: `rules` has the digests from `told_rules`, and `digests` those of the run's last steps. `supervised` says that
-    each step waited for the verdicts of rules for whole steps.
+    Args: `rules` has the rules' digests from `told_rules`. `digests` has, by step, the digests of the run's last steps.
+    `supervised` says that each step waited for the verdicts of rules for whole steps.
     """
     copied = [(each.key, each.kind, [*each.content]) for each in await transport.checkpoints.read(step - 1)]
     memory = {name: (rules.get(name), {**table.dump()}) for name, table in interceptor._tables.items()}

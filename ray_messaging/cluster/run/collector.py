@@ -94,7 +94,7 @@ class Collector:
 
 
 def _places_of(chosen: AgentSet, agents: IdColumn) -> NDArray[np.intp]:
-    """Return the indexes in `agents`, a column of the ids of a group's agents, at which the chosen agents are."""
+    """Return the indexes of the chosen agents in `agents`, the ids of a group's agents."""
     return np.flatnonzero(chosen.find(agents))
 
 

@@ -20,9 +20,9 @@ from typing import Any, Final
 import numpy as np
 
 _LONGEST_S: Final = 1.0
-_WALL: Final = 5  # a digest is given up once the clock has run for this many times its limit of processor time
+_WALL: Final = 5  # the limit of a digest's elapsed time is this many times the limit of its processor time
 _CHUNK: Final = 1 << 20  # the number of bytes between two checks of the time
-# About the speeds of blake2b and of pickle. They tell in advance that a digest would take too long.
+# The approximate speeds of blake2b and of pickle. They serve to estimate whether the time is enough for an object.
 _BYTES_PER_S: Final = 1e9
 _OBJECTS_PER_S: Final = 5e6
 # For an object whose class is from one of these packages, a digest has only the name of the class: such objects are
@@ -51,8 +51,9 @@ def content_digest(value: object, *, anywhere: bool = True, longest_s: float = _
     object has changed in this process, but it is computed faster, and the object may contain itself. `longest_s` is in
     seconds of processor time.
 
-    A value that cannot be pickled has no digest. Nor has a value with an object whose class has Python code that runs
-    when the object is pickled or its attributes are read, because this code may be slow, or change the object.
+    A value has no digest if it cannot be pickled. It has none either if it contains an object whose class has Python
+    code, such as `__getstate__`, that runs when the object is pickled or its attributes are read. Such code may be
+    slow, or change the object.
     """
     with suppress(Exception):  # pickling an object may raise any error
         return _digest(value, _Time(longest_s), anywhere).hex()
@@ -91,14 +92,17 @@ def _has_hooks(kind: Any) -> bool:  # noqa: ANN401 - a class
 
 
 class _Time:
-    """The time limit of one digest: `seconds` seconds of processor time, counted from the making of this object."""
+    """The time limit of one digest: `seconds` of processor time after this object was made.
+
+    The elapsed time is also limited, to _WALL times `seconds`.
+    """
 
     def __init__(self, seconds: float) -> None:
         self._end = thread_time() + seconds
         self._wall = perf_counter() + _WALL * seconds
 
     def need(self, seconds: float = 0.0) -> None:
-        """Raise TimeoutError if less than `seconds` of the time limit are left."""
+        """Raise TimeoutError if less than `seconds` of processor time are left, or if too much time has elapsed."""
         if thread_time() + seconds > self._end or perf_counter() > self._wall:
             raise TimeoutError
 
@@ -157,7 +161,8 @@ class _ContentPickler(pickle.Pickler):
     def reducer_override(self, obj: Any) -> Any:  # noqa: ANN401 - as pickle has it
         """Return the parts from which pickle builds an object, as `__reduce_ex__` does.
 
-        Cached properties are left out, because they may appear when the object is read.
+        The values of cached properties are left out, because reading the object may add them. Attributes whose names
+        begin with two underscores are left out, too.
         """
         kind = type(obj)
         if not hasattr(obj, "__dict__"):

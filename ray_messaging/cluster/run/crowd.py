@@ -99,11 +99,11 @@ class CrowdSociety:
         self._model_thread = thread or ModelThread()
         self._crowd: Crowd | None = None
         self.change = NO_CHANGE
-        # the last step that this process ran to its end; the state is the state after this step
+        # The last step that this process ran to its end, after which the group has the state in `_crowd`.
         self.last_step: int | None = None
 
     async def run(self, step: Step, _calls: CallMemory | None = None) -> None:
-        """Run the model; raise StepFailed if it raises an exception."""
+        """Run a step of the model; raise StepFailed if a function of the user raises an exception."""
         starts = False
         if (
             self._crowd is None
@@ -226,13 +226,17 @@ def _encoded(crowd: Crowd) -> bytes:
     for name, array in crowd.state.items():
         found = _checked(name, array)
         kept[name] = type_name(found.dtype), found.shape, found.tobytes()
-        # The array is copied, so that no other key or object shares it. After a restart nothing shares it either.
+        # The group keeps a copy that shares its memory with no other array. The same is true after a restart, when the
+        # arrays are made from the stored bytes.
         crowd.state[name] = found.copy()
     return _encode((_ids_of(crowd.ids), kept))
 
 
 def _checked(name: object, value: Any) -> NDArray[Any]:  # noqa: ANN401 - what a user keeps
-    """Return the state's value of the key `name` as an array; raise TypeError if the conversion would change it."""
+    """Return the value of the key `name` of a group's state as an array.
+
+    Raises: TypeError if the conversion to an array would change the value, or if the key is not a str.
+    """
     place = f"group.state[{name!r}]"
     if type(name) is not str:
         raise TypeError(f"{place} has a key of type {type(name).__name__}: use a str")

@@ -30,7 +30,7 @@ class Ending(NamedTuple):
     counts: Collection[str] = ()
 
     def before(self, step: int) -> int:
-        """Return the step before which a run that goes on with `step` must stop next.
+        """Return the step before which a run stops, if `step` is the next step to run.
 
         There the run ends, or checks whether its condition is fulfilled.
         """
@@ -46,8 +46,8 @@ class Ending(NamedTuple):
     def is_fulfilled(self, step: int, values: Mapping[str, Any]) -> bool:
         """Return whether the run ends after a step, because the values collected in the step fulfil the condition.
 
-        The result is False, without a check, if `values` has only the step's number, such as for a step of an earlier
-        call of `run` without `collect=`.
+        If `values` has only the step's number, the result is False, and the condition is not called. This is so if an
+        earlier call of `run`, without `collect=`, has run the step.
 
         Raises: StepFailed if the condition raises an exception; ConfigError if it does not return a bool.
         """
@@ -73,8 +73,8 @@ class Ending(NamedTuple):
 class _Values(dict[str, Any]):
     """The values that were collected in a step, by column.
 
-    A `Count` aggregate has a column for each value that some agent has, such as "health=ill". For other values of the
-    aggregate, which no agent has, this dict returns 0.
+    A `Count` aggregate has a column for each value that some agent has, such as "health=ill". For a value that no agent
+    has, such as "health=dead", this dict returns 0.
     """
 
     def __init__(self, values: Mapping[str, Any], counts: Collection[str]) -> None:

@@ -51,9 +51,9 @@ class AsyncByKind(ByKind):
 def as_one(given: Any, arguments: int) -> Any:  # noqa: ANN401 - a function, a dict of functions by kind, or None
     """Return what the user has given, a function or a dict of functions by kind of agents, as one function.
 
-    The function takes `arguments` positional arguments. If a dict was given, it calls the dict's function for the kind
-    of its first argument. A partial may be replaced by a function that does the same and is faster. Anything else, such
-    as None, is returned unchanged.
+    The returned function takes `arguments` positional arguments. If `given` is a dict, the returned function calls the
+    dict's function for the kind of the first argument. A partial may be replaced by a function that does the same and
+    is faster. Anything else, such as None, is returned unchanged.
     """
     if not isinstance(given, Mapping):
         return without_partial(given, arguments)
@@ -119,7 +119,7 @@ def kinds_of(agents: Any, model: Mapping[str, Any]) -> Kinds:  # noqa: ANN401 - 
 
 
 def _ids_by_kind(agents: Any, model: Mapping[str, Any]) -> dict[str, Any]:  # noqa: ANN401 - as a user has written it
-    # A Mapping that is also a Set is the nodes of a networkx graph, which are not given by kind.
+    # The nodes of a networkx graph are a Mapping and also a Set. They are plain ids, not ids by kind.
     if isinstance(agents, Mapping) and not isinstance(agents, Set):
         return {kind: _ids_of(kind, given) for kind, given in agents.items()}
     if not hasattr(agents, "itertuples") or KIND not in agents.columns or not agents.columns.is_unique:
@@ -156,7 +156,7 @@ def comes_twice(ids: Iterable[object]) -> ConfigError:
 
 
 def plain_ids(ids: Any) -> Any:  # noqa: ANN401 - ids of any kind
-    """Return ids as a list or an integer array if they are an array or a pandas object, and otherwise unchanged."""
+    """Return ids unchanged, except that a pandas object becomes an array, and an array of objects becomes a list."""
     values = getattr(ids, "to_numpy", lambda: ids)()
     return values.tolist() if isinstance(values, np.ndarray) and values.dtype == object else values
 
@@ -169,7 +169,7 @@ def among(agents: AgentSet, kinds: Kinds) -> Kinds:
 
 def _ids_of(kind: object, given: Any) -> Any:  # noqa: ANN401 - as a user has written it
     if isinstance(given, int | np.integer) or given is None:
-        raise ConfigError(f"agents[{kind!r}]={given!r} must be the ids of the kind's agents, such as range({given})")
+        raise ConfigError(f"agents[{kind!r}]={given!r} must be the ids of the kind's agents, such as range(1000)")
     ids = plain_ids(given)
     return ids if hasattr(ids, "__len__") else [*ids]
 

@@ -246,10 +246,11 @@ def planned_part(
     """Check the arguments of a run; return an async function that runs the model as `run` does, and returns a `Part`.
 
     Args: `beginning` is an encoded `Beginning`, the state of an earlier run, from which this run goes on (None: it
-    begins with step 0). With `keep`, the `Part` has an `end`, from which other runs can go on. `server` is used by this
-    run alone, which deletes what an earlier run left there (None: the run starts a server). `log` says where the run
-    keeps a log (None: nowhere); a run with a `beginning` cannot have one. `ahead` is the most steps by which agents may
-    run ahead of the current step. `pace` decides when the steps run (None: one after the other, without a pause).
+    begins with step 0). With `keep`, the `Part` has an `end`, from which other runs can go on. No other run may use
+    `server` at the same time, because the run deletes what an earlier run left there (None: the run starts a server).
+    `log` says where the run keeps a log (None: nowhere); a run with a `beginning` cannot have a log. `ahead` is the
+    most steps by which agents may run ahead of the current step. `pace` decides when the steps run (None: one after the
+    other, without a pause).
     Raises: the same errors as `run`; ConfigError if the groups are not those of the `beginning`.
     """
     check_run(model, options)
@@ -416,7 +417,7 @@ async def _run(
 
 
 def _own_server(stack: AsyncExitStack, ordered: _LogOrder | None, steps: Steps) -> LocalServer:
-    """Start a server that ends when `stack` is closed. If the log's plan says so, its data are kept for a later run."""
+    """Start a server that ends when `stack` is closed. Its data are kept for a later run if the log's plan says so."""
     if ordered is None or not ordered.plan.keeps_server:
         return stack.enter_context(LocalServer(steps))
     from ray_messaging.cluster.run.logged_run import kept_server  # noqa: PLC0415 - brings pyarrow, 80 MB
@@ -477,7 +478,7 @@ def _retriable(
         except BaseException:
             for actor in actors:
                 await actor.end_step()
-            for call in calls:  # the other groups may wait for the one that has failed
+            for call in calls:  # the other groups may wait for the group that has failed
                 await end(call)
             raise
 
@@ -497,9 +498,9 @@ async def _run_until(
 
     The run stops earlier than it was to end only if the budget of calls through `me.remember` is spent.
 
-    Args: `go_on` runs all steps before a given one. `series` returns what was collected in earlier steps. With
-    `resumed`, an earlier process has run these steps. With `is_beginning`, other runs are to go on from step
-    `ending.most`.
+    Args: `step` is the first step to run. `go_on` runs all steps before a given step. `series` returns what was
+    collected before `step`. With `resumed`, an earlier process has run the steps before `step`. With `is_beginning`,
+    other runs are to go on from step `ending.most`.
     Raises: ConfigError with `is_beginning`, if the condition of `ending` ends the run.
     """
     if ending.condition is None:
@@ -530,10 +531,10 @@ async def _run_until(
 
 
 def _later_digests(groups: int, ending: Ending, limits: Calls | None, settings: StepSettings) -> list[LaterDigests]:
-    # Only the last steps have digests. If a budget of calls, or a condition, may end the run early, it is not known yet
-    # which steps these are.
+    # Only the last steps need digests. If a budget of calls, or a condition, may end the run early, any step may be one
+    # of the last.
     first = 0 if limits is not None or ending.condition is not None else max(0, ending.most - settings.horizon)
-    # When the budget is spent, a group may have committed one step more than the group whose budget ended the run.
+    # One step more than needed is kept: when the budget is spent, a group may have committed one step more than others.
     return [LaterDigests(first, settings.horizon + 1) for _ in range(groups)]
 
 
@@ -606,8 +607,8 @@ def _limit_calls(settings: Calls, limits: CallLimits, records: bool, society: Ag
 async def _with_others(running: Awaitable[GroupResult], actors: Sequence[RunActor], store: "RedisSteps") -> GroupResult:
     """Wait for the result of a group, and return it.
 
-    If the group has ended because the budget of calls through `me.remember` is spent, make all groups end. Otherwise
-    the other groups would wait for this group.
+    If the group has ended because the budget of calls through `me.remember` is spent, make all groups end, because
+    they would wait for this group.
 
     Args: `actors` are the actors of all groups.
     """
@@ -617,7 +618,7 @@ async def _with_others(running: Awaitable[GroupResult], actors: Sequence[RunActo
         last = (await store.progress()).latest
         for actor in actors:
             await actor.end_after(last, _TURN)
-        await store.hold(CTRL_C, STANDSTILL)  # once more, because this call wakes the groups that wait for a step
+        await store.hold(CTRL_C, STANDSTILL)  # wakes the groups that wait for a step, so that they notice their new end
     return found
 
 
@@ -628,7 +629,7 @@ def _known(value: T) -> "asyncio.Future[T]":
 
 
 async def _sealed(store: "RedisSteps", step: int) -> None:
-    """Wait until all groups have committed a step, and the rules for whole steps have judged it."""
+    """Wait until all groups have committed a step and, if the run has rules for whole steps, these have judged it."""
     while (progress := await store.progress()).sealed < step:
         await store.wait(progress.news, STEP_NEWS_TIMEOUT_S)
 

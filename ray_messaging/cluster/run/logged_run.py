@@ -57,7 +57,7 @@ async def logged_run(
 
     Raises: AlreadyExists if the folder already has a log or the server already has the experiment, and the plan says
     neither "resume" nor "reset"; LogError if the folder cannot be used; ConfigError if the resumed run had other
-    groups, or another seed.
+    settings, such as another seed, or other groups or agents.
     """
     run, settings = secrets.token_hex(4), MessagingConfig()
     reset = plan.on_existing == "reset"
@@ -157,7 +157,8 @@ async def _take_steps(
 async def _interceptor(server: RedisExperimentStore, exp_id: str, rules: Sequence[Rule], epoch: int) -> Interceptor:
     """Return the interceptor of a run. Its rules have the values that they stored in an earlier process of the run."""
     black_list = BlackList()
-    # In an earlier process a rule may have added pairs to the default black list, although the user passed none.
+    # If the user passes no BlackList, the run still has a default one, to which rules may have added pairs of agents in
+    # an earlier process.
     added = [] if any(rule.name == black_list.name for rule in rules) else [black_list]
     names = [*OWN_TABLES, *(rule.name for rule in [*added, *rules] if rule.state is not None)]
     tables, answers = await server.read_tables(names)

@@ -57,7 +57,7 @@ _END_S: Final = 1.0  # the seconds in which calls through `me.remember` must end
 
 
 class Ahead(NamedTuple):
-    """The steps that agents may run now, also ahead of time, and how they do so.
+    """The steps that agents may run now, and what they need to run the later ones of these steps ahead of time.
 
     The keys of `memories` are the current step and the later steps that agents may run ahead of time. The values are
     the stores for the results of calls through `me.remember` in these steps. `payload_bytes` is the size of the largest
@@ -103,8 +103,8 @@ def _rank(agent: AgentId) -> tuple[int, int, str]:
 class _ToldSent(NamedTuple):
     """What an agent of another group has sent in a step that it ran ahead of time.
 
-    `begun` is how often the agent's `group` had stopped its look-ahead, or begun it anew, before it told what was
-    `sent`. If the group has done so again since then, `sent` may be wrong.
+    `group` is the agent's group, which told this group the messages in `sent`. `begun` is how often `group` had
+    stopped its look-ahead, or begun it anew, before then. If that number has grown, `sent` may be wrong.
     """
 
     group: str
@@ -131,7 +131,7 @@ class _StepAhead:
     known here, such as a broadcast.
     """
 
-    step = None  # so `Agent.blocked` is empty
+    step = None  # `Agent.blocked` returns () if this is None
     sends = None
 
     def __init__(self, look: "LookAhead", number: int, calls: RememberedCalls, ahead: Ahead) -> None:
@@ -216,7 +216,8 @@ class _StepAhead:
         deliver = self.number + 1 if deliver_at is None else int(deliver_at)
         if not self.number < deliver <= self.number + self._ahead.horizon:
             raise ConfigError(
-                f"deliver_at={deliver_at!r} must be after step {self.number}, and not too far ahead of it"
+                f"deliver_at={deliver_at!r} in step {self.number} must be the number of a later step, an int from "
+                f"{self.number + 1} to {self.number + self._ahead.horizon}, at most {self._ahead.horizon} steps ahead"
             )
         sent = _Sent(self.number, _rank(from_id), len(mine), line, topic, asks, answers)
         mine.append((to_id, deliver, sent))
@@ -251,9 +252,9 @@ class LookAhead:
         self._begun = Counter[str]()  # by group, how often its look-ahead has stopped or begun anew
         self._to_tell: list[ToldStep] = []
         self._number = -1  # the number of the step that the group itself runs
-        # Pairs of sender and hearer that have no edge in the graph, although the sender has sent to the hearer.
+        # Pairs of sender and hearer that the graph may lack: the sender has sent to the hearer, or will send an answer.
         self._learned: set[tuple[AgentId, AgentId]] = set()
-        self._answering: set[AgentId] = set()  # the group's agents that were asked by agents of other groups
+        self._answering: set[AgentId] = set()  # this group's agents that agents of other groups have asked a question
         self._calls_of: Callable[[CallMemory], RememberedCalls] = _nothing
         self._ahead = Ahead({}, 0, 0)
         self._misses = 0
@@ -263,7 +264,7 @@ class LookAhead:
         self._wrong = False
         self._agents: Sequence[Agent] = []
         self._exp_id = ""
-        # For steps that agents no longer run ahead of time: their calls, if some are under way.
+        # The calls through `me.remember` that are still under way for steps that agents no longer run ahead of time.
         self._old: list[RememberedCalls] = []
         self._tasks: dict[int, asyncio.Task[None]] = {}  # the tasks of the agents that run, by the agents' places
         self._forget()
@@ -272,11 +273,12 @@ class LookAhead:
         self.places = NO_PLACES
         self._far: dict[AgentId, int] = {}  # the places of agents of other groups
         self._far_ids: list[AgentId] = []  # the agents of other groups, in the order of their places
-        # The places of agents whose ended steps other groups are told, because agents there may wait for them.
+        # The places of this group's agents for which an agent of another group may wait. When one of them ends a step,
+        # the other groups are told.
         self._tells: set[int] = set()
         self._steps: dict[int, _StepAhead] = {}
-        self._next: list[int] = []  # by the agent's place, the first step that the agent is not known to have ended
-        self._running: dict[int, int] = {}  # by the agent's place, the step in which it runs
+        self._next: list[int] = []  # by the agent's place, the next step that the agent may end ahead of time
+        self._running: dict[int, int] = {}  # by the agent's place, the step that the agent runs now
         self._states: list[dict[str, Any]] = []
         self._stopped: list[bool] = []
         self._active: list[bool] = []
@@ -285,15 +287,16 @@ class LookAhead:
         self._circles_of: list[list[int]] = []
         # By the agent's place, the places of all agents that may send to it, and its own place.
         self._senders: list[frozenset[int]] = []
-        # By step and index of a circle, how many of the circle's senders have ended the step before.
+        # By step and index of a circle, how many of the circle's senders have ended the preceding step.
         self._ended: defaultdict[int, defaultdict[int, int]] = defaultdict(lambda: defaultdict(int))
         self._inboxes: defaultdict[int, defaultdict[int, list[_Sent]]] = defaultdict(lambda: defaultdict(list))
         # By step and agent's place, how many messages the agent had in its inbox when it ran the step ahead of time.
         self._counts: defaultdict[int, dict[int, int]] = defaultdict(dict)
-        # By the agent's place, its inbox in the step that the group itself runs, until the agent begins that step here.
+        # By the agent's place, its real inbox in the step that the group itself runs now. The inbox is removed when a
+        # copy of the agent begins this step.
         self._real: dict[int, Messages] = {}
         self._ready: list[tuple[int, int]] = []  # a heap of (step, place of an agent that may begin this step)
-        # By step, the places of agents that may begin this step as soon as `Ahead` has it.
+        # By step, the places of agents that can begin this step, but wait until `_ahead.last` has reached it.
         self._held: defaultdict[int, list[int]] = defaultdict(list)
 
     # -- the step that the group itself runs ----------------------------------------------------------------------
@@ -374,9 +377,9 @@ class LookAhead:
                 self._hear(agent, told, each.sent)
 
     def _senders_by_graph(self) -> list[set[int]]:
-        """Return, for each of the group's agents, the agents that may send to it. Each agent is its own sender, too.
+        """Return, for each of the group's agents, the agents that may send to it, and the agent itself.
 
-        Agents are given by their places, their numbers in this look-ahead.
+        Agents are given by their places. This also adds to `_tells` the group's agents that may send to other groups.
         """
         place_of = self.places.place
         senders = [{place} for place in range(len(self.places))]
@@ -411,8 +414,8 @@ class LookAhead:
     def _seed(self, step: Step, number: int, agents: "Sequence[Agent]", called: NDArray[np.intp] | slice) -> None:
         """Let copies of agents begin the step `number`, which the group itself runs now.
 
-        They begin with the states and inboxes that the agents have in this step. Agents that have run this step ahead
-        of time, or do so now, are left out.
+        The copies have the states and inboxes that the agents have in this step. Agents for which people act, and
+        agents that run this step ahead of time, or have done so, are left out.
         """
         counts = step.heard_counts
         seeds = [
@@ -581,12 +584,12 @@ class LookAhead:
         except RAISED:
             if self._tasks.get(place) is not mine:  # the task was cancelled
                 raise
-            # The step itself raises the error.
+            # The error is ignored here. When the group runs this step itself, the model raises the error again.
         if self._tasks.get(place) is not mine:
             return
         del self._tasks[place], self._running[place]
         if state is None or place in step.unclear or agent.id in step.moves:
-            self._next[place] = number + 1  # agents to which it may send wait until the step itself has ended
+            self._next[place] = number + 1  # agents to which this agent may send wait for the real step
         else:
             self._states[place], self._stopped[place] = state, agent.stopped
             self._active[place] = not self.society.only_active or place in step.staying
@@ -661,7 +664,7 @@ class LookAhead:
             self._ahead.tell(steps)
 
     def take_news(self) -> None:
-        """Take what other groups have told about their agents from `news`; let agents begin steps that this allows."""
+        """Read what other groups have told in `news`, and let agents go on that have waited only for this news."""
         for old in [each for each in self._told if each < self._number]:
             del self._told[old]
         while self.news:
@@ -677,14 +680,14 @@ class LookAhead:
         self._pump()
 
     def _hear(self, agent: AgentId, number: int, sent: Sequence[ToldMessage]) -> None:
-        """Note that an agent of another group has ended the step `number` ahead of time, and what it has sent there."""
+        """Note that an agent of another group has ended step `number` ahead of time, and what it sent in this step."""
         if self.places.place(agent) >= 0:  # the agent has moved to this group
             return
         place, rank = self._far_place(agent), _rank(agent)
         messages = [(each.to, each.deliver, _Sent(number, rank, *each[2:])) for each in sent]
         if number >= self._next[place]:
             self._end(place, number, messages)
-        else:  # the step itself has ended; only messages for later steps than the current one are not in inboxes yet
+        else:  # the step itself has ended, so inboxes lack only its messages for steps after the current one
             self._deliver(place, [each for each in messages if each[1] > self._number])
 
     def _learn(self, sender: int, hearer: int) -> None:

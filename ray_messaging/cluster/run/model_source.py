@@ -94,7 +94,7 @@ def _without_cache(value: Any) -> Any:  # noqa: ANN401 - of any kind
 def _parts_of_code(code: CodeType) -> Iterator[str]:
     yield from (code.co_code.hex(), *code.co_names)
     for constant in code.co_consts:
-        if isinstance(constant, frozenset):  # its order differs between processes
+        if isinstance(constant, frozenset):  # the order of a frozenset differs between processes
             yield f"frozenset({sorted(map(repr, constant))})"
         else:
             yield from _parts_of_code(constant) if isinstance(constant, CodeType) else [repr(constant)]
@@ -199,7 +199,7 @@ def _is_users(value: object) -> bool:
 
 
 def _program_values(function: FunctionType) -> Iterator[tuple[str, Any]]:
-    """Yield the objects of the main program that a function uses, by name."""
+    """Yield (name, object) for the objects of the main program, except plain values, that a function of it uses."""
     if function.__module__ == "__main__":
         for name in sorted({*_globals_in(function.__code__)} & function.__globals__.keys()):
             value = _without_cache(function.__globals__[name])

@@ -30,9 +30,9 @@ BLOCKING_S: Final = 0.1  # a turn of so many seconds blocks other agents; asynci
 class ModelThread:
     """One thread for all calls of a model, with an event loop of its own for async models.
 
-    If the last call of the model took at most 20 ms, the next one blocks the actor's own event loop until it ends, but
-    for at most 20 ms. Waking that loop for the result would take up to a twentieth of a small step. So other calls of
-    the actor may be delayed by 20 ms.
+    If the last call of the model took at most 20 ms, the next call blocks the actor's own event loop until the call
+    ends, but for at most 20 ms. This is faster than waking that loop for the result, which takes up to a twentieth of a
+    small step, but other calls of the actor may be delayed by 20 ms.
     """
 
     def __init__(self) -> None:
@@ -73,12 +73,12 @@ class ModelThread:
                     await asyncio.wait({ended}, timeout=look())
                 return await ended
             finally:
-                ended.cancel()  # the result is not awaited any more
+                ended.cancel()  # if `look` has raised an error, the result is not needed any more
         finally:
             self._short = perf_counter() - began <= _SHORT_S
 
     def go_on(self) -> None:
-        """Let the tasks in the model's event loop, such as calls through `me.remember`, run on until the next call."""
+        """Let tasks in the model's event loop, such as calls through `me.remember`, run on until `pause` is called."""
         if self._loop is not None and self._between is None:
             self._between = self._thread.submit(self._loop.run_forever)
 
@@ -117,7 +117,7 @@ class ModelThread:
     def tell(self, function: Callable[..., object], *args: Any) -> bool:  # noqa: ANN401 - the function's
         """Schedule a function in the model's event loop, from any thread; return whether that loop runs now.
 
-        If it does not run, the function is not called.
+        If the loop does not run, the function is not called.
         """
         if self._loop is None or not self._loop.is_running():
             return False
@@ -131,7 +131,7 @@ def _end(loop: asyncio.AbstractEventLoop) -> None:
 
 
 def _close(loop: asyncio.AbstractEventLoop) -> None:
-    if not loop.is_running():  # it still runs if a model has not returned when the process ends
+    if not loop.is_running():  # the loop still runs if a model has not returned when the process ends
         loop.close()
 
 

@@ -26,14 +26,14 @@ _FUNCTIONS: Final = 200  # the most functions that are searched for the objects 
 _FIRST_STEPS: Final = 20
 _MT_BYTES: Final = 625 * 4
 _PAGE: Final = "(docs/repeatability.md)"
-_LONGEST_S: Final = 0.1  # the most seconds for all digests before a step, or after it, because the group waits
+_LONGEST_S: Final = 0.1  # the most seconds for all digests before or after a step, because the group waits for them
 
 
 class ModelWatch:
-    """The checks of one group's model. Each problem is logged once, as a warning.
+    """Checks of one group's model: it must not change objects outside of its agents, or draw from global generators.
 
-    Stored data are checked so seldom that the checks take at most a hundredth of the run's time. Random numbers are
-    also checked in each of the first steps.
+    Each problem is logged once, as a warning. The checks are so seldom that they take at most a hundredth of the run's
+    time. In addition, the global random number generators are checked in each of the first _FIRST_STEPS steps.
 
     Args: `given` maps names to the objects that a model gets and must not change. `told` has the names of the problems
     that this run has already logged. Groups in one process share this set.
@@ -50,7 +50,7 @@ class ModelWatch:
 
     @contextmanager
     def over(self, step: int) -> Iterator[None]:
-        """Return a context in which the step runs. At its end, the model is checked, if a check is due."""
+        """Return a context in which step `step` runs. At the end of the context, the checks that are due are made."""
         began = perf_counter()
         due = began >= self._next
         if not due and self._begun >= _FIRST_STEPS:
@@ -146,9 +146,9 @@ def _drawn() -> dict[str, object]:
 
 
 def _named(model: object) -> dict[str, object]:
-    """Return, by name, the objects in globals and closures that a model, and the functions that it calls, use.
+    """Return, by name, the objects that a model and the functions that it calls use from globals and closures.
 
-    Functions, modules and classes are left out.
+    The objects of methods and objects with `__call__` are among them. Functions, modules and classes are left out.
     """
     found: dict[str, object] = {}
     left, seen = [*model.values()] if isinstance(model, Mapping) else [model], set[int]()
@@ -169,8 +169,8 @@ def _named(model: object) -> dict[str, object]:
 def _function_of(model: Any, found: dict[str, object]) -> FunctionType | None:  # noqa: ANN401 - what can be called
     """Return the Python function that runs when `model` is called, or None if there is none.
 
-    If `model` is a method, the object of the method is added to `found`. If it is an object with `__call__`, this
-    object is added.
+    If `model` is a method, the object of the method is added to `found`. If `model` is an object with `__call__`, it is
+    added itself.
     """
     while issubclass(type(model), partial | MethodType):
         if issubclass(type(model), MethodType):
@@ -201,5 +201,5 @@ def _names_in(code: CodeType) -> Iterator[str]:
 
 
 def _is_installed(function: FunctionType) -> bool:
-    """Return whether a function is part of a library, and so is not checked."""
+    """Return whether a function is part of an installed package, or of this one, so that it is not checked."""
     return "-packages/" in function.__code__.co_filename or f"{function.__module__}".startswith("ray_messaging.")

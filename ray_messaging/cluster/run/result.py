@@ -21,11 +21,11 @@ from ray_messaging.model.series_columns import AGENT, AGENT_NAME, STEP
 if TYPE_CHECKING:
     from ray_messaging.cluster.run.run_actor import GroupResult
 
-_NAMED = 5  # the most addresses of undeliverable messages in a repr
+_NAMED = 5  # the most addresses in `Result.undeliverable`
 
 
 class CallCounts(NamedTuple):
-    """How many calls through `me.remember` succeeded, by the source of their results, and the number of retries.
+    """Numbers of a run's calls through `me.remember`, by the source of their results, with their tokens and cost.
 
     `model` counts the calls in which the function itself was called. `kept` counts results that were stored when the
     same step ran before, but was not committed. `parent` counts results from the parent of a fork, and `store` those
@@ -172,7 +172,8 @@ class Result:
     def to_pandas(self) -> Any:  # noqa: ANN401 - pandas is an extra
         """Return a DataFrame of the states, with a row for each agent and a column for each key.
 
-        If the run had by="group", the columns are those arrays of the groups that have a value for each agent.
+        If the run had by="group", the columns are the groups' arrays that have a row for each agent. Other arrays are
+        left out.
 
         Raises: ImportError if pandas is not installed.
         """
@@ -209,8 +210,8 @@ def gathered(
 ) -> Result:
     """Return the result of a run from the groups' results, `parts`.
 
-    Args: `until` is the step before which the run was to end; if it has ended earlier, the result is `stopped`.
-    `by_rules` has what rules for whole steps add to the numbers of messages by fate. If `digests` is a function, it is
+    Args: `until` is the step before which the run was to end. If the run has ended earlier, the result is `stopped`.
+    `by_rules` has, by fate, what rules for whole steps add to the number of messages. If `digests` is a function, it is
     called when the digests are first read. `currency` is the currency of the prices of calls.
     """
     ended = min(part.until for part in parts)

@@ -67,10 +67,10 @@ class RunActors:
 
     def __init__(self) -> None:
         self.run: Run | None = None  # the run of `start_run` that is not closed, and waits between two of its steps
-        self.inputs: Mapping[str, Any] = {}  # digests of the arguments of the last call of `run`
+        self.inputs: Mapping[str, Any] = {}  # the last run's digests from `inputs_of`
         self.turns = itertools.count(1)  # gives each call of the actors' `run` a number
         self._kept: dict[str, Any] = {}
-        self._options: Mapping[str, Mapping[str, Any]] = {}  # by group, the options of its actor, from the last `take`
+        self._options: Mapping[str, Mapping[str, Any]] = {}  # by group, the actor's options of the last run
         self._end: threading.Timer | None = None
         self._lock = threading.Lock()
 
@@ -150,7 +150,7 @@ class EarlyEnd:
         self._turn = turn
         self._former: Any = None  # the earlier handler of Ctrl-C
         self._holds = False  # whether this object has asked that no step begins
-        self._name = secrets.token_hex(8)  # the name under which it asks this
+        self._name = secrets.token_hex(8)  # the name of this object's request that no step begins
 
     def __enter__(self) -> Self:
         if threading.current_thread() is threading.main_thread():
@@ -159,7 +159,7 @@ class EarlyEnd:
 
     def __exit__(self, *_error: object) -> None:
         self._restore()
-        if self._holds:  # also if another Ctrl-C has interrupted `tell` after it has held the steps
+        if self._holds:  # this is set before steps are held, in case a second Ctrl-C interrupts `tell`
             result(self._interceptor.release_steps.remote(self._name), actor_name="the interceptor")
 
     def _restore(self) -> None:
@@ -181,7 +181,7 @@ class EarlyEnd:
         last = result(self._interceptor.hold_steps.remote(self._name), actor_name="the interceptor")
         told = [actor.end_after.remote(last, self._turn) for actor in self._actors]
         wait(told, num_returns=len(told), timeout=_TOLD_S)
-        # This second call wakes the groups that wait for a step.
+        # A second call, because it wakes the groups that wait for a step, so that they notice that they are to end.
         result(self._interceptor.hold_steps.remote(self._name), actor_name="the interceptor")
 
 
@@ -260,7 +260,9 @@ class Run(AbstractContextManager["Run"]):
         change = NO_CHANGE if messaging._fork is None else messaging._fork.change
         if strangers := reduce(sub, (plan.agents for plan in plans), AgentSet.of([*change.states])):
             stranger = next(iter(strangers))
-            raise ConfigError(f"states= has {stranger!r}, which is not an agent of this run: leave it out")
+            raise ConfigError(
+                f"states= has {stranger!r}, which is not an agent of this run: leave it out in Messaging.fork"
+            )
         seats = seats_of(messaging, parent, options, plans)
         shared_ref = sent("shared", shared, put)
         name = secrets.token_hex(8)
@@ -382,7 +384,7 @@ class Run(AbstractContextManager["Run"]):
         turn, actors = next(self._kept.turns), [*self._actors.values()]
         end, ending = EarlyEnd(self._messaging.interceptor, actors, turn), self._when
         with self._ending() as refs:
-            refs.extend(self._late)  # after an error, these calls are not needed either
+            refs.extend(self._late)  # after an error, the results of these calls are not needed
 
             def go_on(last: int, *, early: bool = False, **asked: Any) -> Opening | None:  # noqa: ANN401 - the arguments of `RunActor.run`
                 opening = None
@@ -415,13 +417,14 @@ class Run(AbstractContextManager["Run"]):
                     if any(part.spent for part in self._parts):
                         break
                 last = self.step if looks else until
-                # If several steps run, waiting for the groups' answers costs less than being told of each commit.
+                # With `early`, `watch` returns once the interceptor says that all groups have committed the step. For
+                # several steps, waiting for the groups' answers costs less.
                 early = not with_states and last == self.step + 1
                 parts = watch(go_on(last, early=early, with_states=with_states, stands=stands), early=early)
                 self.step = min((part.until for part in parts), default=last)
-                # If there are rules for whole steps, they judge the last step after the groups have committed it, so
-                # the run waits for them. Otherwise the group that commits the step last knows that all groups have
-                # committed it, and asking the server would take another round trip.
+                # Without rules for whole steps, the group that commits the last step last knows that all groups have
+                # committed it, so asking the server, which takes a round trip, is not needed. With such rules, no group
+                # knows this, because the rules judge the step after all groups have committed it.
                 if parts and max(part.sealed for part in parts) < self.step - 1:
                     self._messaging.steps.wait(self.step)
         self._spent = any(part.spent for part in (*parts, *(self._parts if looks else ())))
@@ -435,7 +438,7 @@ class Run(AbstractContextManager["Run"]):
     def _is_fulfilled(self) -> bool:
         """Return whether the condition that ends the run is fulfilled after the last step.
 
-        It is checked once for each step in which values were collected.
+        The condition is checked once for each step in which values were collected.
         """
         last = self.step - 1
         if last <= self._looked or not self._when.looks_at(last):
@@ -444,7 +447,7 @@ class Run(AbstractContextManager["Run"]):
         parts = [part.collected for part in self._parts]
         if parts and None not in parts:
             values = values_after(last, [part for part in parts if part is not None])
-        else:  # another process ran the step
+        else:  # an earlier call of `run`, or another process, ran the step
             from ray_messaging.eventlog.series_tables import values_in  # noqa: PLC0415 - pyarrow takes a second
 
             values = {"step": last} | values_in(self._series(), last)
@@ -498,8 +501,8 @@ class Run(AbstractContextManager["Run"]):
     def _ending(self) -> Iterator[list[Any]]:
         """Return a context in which an error closes this run and ends its actors.
 
-        After Ctrl-C the actors are killed at once. After another error, their calls get some time to end. The context
-        yields a list, to which the caller adds the ObjectRefs of these calls.
+        After Ctrl-C the actors are killed at once. After another error, the calls of the actors get some time to end.
+        The context yields a list, to which the caller adds the ObjectRefs of these calls.
         """
         refs: list[Any] = []
         try:
@@ -631,8 +634,8 @@ def _watch(
 ) -> list[GroupResult]:
     """Wait for calls of the groups' actors, and show the progress on `bar`; raise the first error at once.
 
-    Returns: the results of the calls. With `early`, the result is [] if `opening` shows that all groups have committed
-    their steps before all calls have ended.
+    Returns: the results of the calls. With `early`, do not wait for the calls once `opening` shows that all groups have
+    committed their steps; return [] then.
 
     Args: `refs` has the calls. `end` is told if Ctrl-C or a spent budget ends the run early. `lost` is called with the
     error that a group has raised, or with None. It returns an error if a lost machine ends the run, and otherwise None.
@@ -665,15 +668,15 @@ def check_same(
 ) -> None:
     """Raise ConfigError, which names the difference, unless a run has the same groups and agents as `before`.
 
-    Args: `plans` has the groups and agents of the run. `before` has those that already take part in the steps. If no
-    step has begun (`begun` is False), `plans` may have further groups. The agents of groups in `moved` may differ from
-    the plans, because agents have moved between these groups.
+    Args: `plans` has the groups and agents of the run. `before` has the groups that already take part in the steps, and
+    their agents. If no step has begun (`begun` is False), `plans` may have further groups. The agents of groups in
+    `moved` may differ from the plans, because agents have moved between these groups.
     """
     now = {plan.name: plan.agents for plan in plans}
     if (begun and before.keys() != now.keys()) or before.keys() - now.keys():
         raise ConfigError(
-            f"groups differ: this experiment's steps began with {_names(before)}, but this run has {_names(now)}, and "
-            f"each step would wait for the other groups: {_REMEDY}"
+            f"groups differ: this experiment's steps began with {_names(before)}, but this run has {_names(now)}. A "
+            f"run must have all groups that take part in the steps, and no others once a step has begun: {_REMEDY}"
         )
     there, asked = (reduce(or_, (all_of.get(name, NO_AGENTS) for name in moved), NO_AGENTS) for all_of in (before, now))
     differ = {name: (agents - now[name], now[name] - agents) for name, agents in before.items()}

@@ -82,12 +82,13 @@ class RunInputs(NamedTuple):
     """Inputs that the groups of a run share.
 
     `model`, `options`, `shared` and the plan of each group in `plans` are awaitables, so that an actor loads only the
-    inputs that it needs, and loads each of them once. `parent_calls` is the log folder of a fork's parent, whose stored
-    results are used for equal calls through `me.remember` (None: there is no parent). `change` has new values for
-    states, which are set before one of the steps. People act for the agents in `seats`. `ahead` is the most steps by
-    which agents may run ahead of the current step. `run` is a name that no other run of the experiment has. Without
-    `stores_states`, the states after each step are not stored, because nobody needs them before the run ends. With
-    `has_graph`, the run has a graph, so people may write only to neighbours and to agents that wrote to them.
+    inputs that it needs, and loads each of them once. `parent_calls` is the log folder of a fork's parent (None: there
+    is no parent). The results that the parent has stored are used for equal calls through `me.remember`. `change` has
+    new values for states, which are set before one of the steps. People act for the agents in `seats`. `ahead` is the
+    most steps by which agents may run ahead of the current step. `run` is a name that no other run of the experiment
+    has. Without `stores_states`, the states after each step are not stored, because nobody needs them before the run
+    ends. With `has_graph`, the run has a graph, so people may write only to neighbours and to agents that wrote to
+    them.
     """
 
     model: Any
@@ -104,10 +105,10 @@ class RunInputs(NamedTuple):
 
 
 class RunActor:
-    """Ray actor of one group of a run, which may also be used without Ray.
+    """Ray actor of one group of a run. A run without Ray uses it as a plain object.
 
-    It gets the run's inputs by calls and not from the constructor, because Ray does not store large arguments of a
-    constructor for a restart.
+    The actor gets the run's inputs by calls and not from the constructor, because Ray does not store large arguments of
+    a constructor for a restart.
 
     Args: `messager` already hosts the group's agents (None: `open` opens a messager). `told` has the names of the
     model's problems that were already logged. `later` keeps the messages of steps, and computes their digests only if
@@ -132,22 +133,22 @@ class RunActor:
         self._parent_calls: str | None = None
         self._ahead, self._run = 0, ""  # the fields `ahead` and `run` of `RunInputs`
         self._is_judged = False  # whether rules have blocked messages
-        self._news: AheadNews | None = None  # exchanges with other groups which steps agents have run ahead of time
-        self._others = False  # whether the run has further groups
+        self._news: AheadNews | None = None  # exchanges news with other groups about steps run ahead of time
+        self._others = False  # whether the run has more than one group
         self._watch: ModelWatch | None = None
         self._told = told
         self._limit_calls_here = limit_calls
         self._later = later
         # The thread is the same in all runs, because clients in a user's module are bound to the thread's event loop.
         self._thread = ModelThread()
-        self._running = asyncio.Lock()  # only one call of `run` runs at a time; the next one may come before its end
-        self._is_told = False  # whether `Run` opens the first step of each call of `run`, and tells all groups
+        self._running = asyncio.Lock()  # only one call of `run` runs at a time, and further calls wait
+        self._is_told = False  # whether a `Run` opens the first step of each call of `run` for all groups
         self._turn = 0  # the number of the current call of `run`
         self._last: int | None = None  # the step after which `end_after` lets the current call of `run` end
         # Tells the interceptor, for the inspector, which calls through `me.remember` are under way.
         self._tell_calls: Callable[[CallsNow], object] | None = None
         self._telling: asyncio.TimerHandle | None = None
-        self._told_calls = NO_CALLS  # what the interceptor was told last
+        self._told_calls = NO_CALLS  # the argument of the last call of `_tell_calls`
         self._collected: tuple[int, bytes] = -1, b""  # the last step that ran here, and its collected values
 
     async def open(self, messaging: "Messaging", plan: GroupPlan) -> None:
@@ -177,7 +178,7 @@ class RunActor:
     ) -> GroupResult:
         """Run the steps of a group that come before step `until`; return the group's result.
 
-        Args: `given` has one awaitable, which returns the experiment (None: the run belongs to none) and the run's
+        Args: `given` has one awaitable, which returns the experiment, or None for a run without one, and the run's
         inputs. Only the first call in a process awaits it, because unpickling it takes some milliseconds. `turn` is the
         number of this call, for `end_after`. With `with_states` the result has the agents' states. With
         `with_states="called"`, it may lack the states of agents for which the last step did not call the model. With
@@ -242,12 +243,12 @@ class RunActor:
     async def _run_steps(self, until: int, society: AgentLoop | CrowdSociety, homes: Homes, *, stands: bool) -> bool:
         """Run the group's steps before `until`, unless `end_after` was called with an earlier step.
 
-        Return False if this must be called again, because a step could not be committed, or because another process has
-        run the group's steps meanwhile; otherwise True. With `stands`, this process keeps the right to run the group's
-        steps for the next call.
+        Return True if the steps have run. Return False if the caller must call this method again, because a step could
+        not be committed, or because another process has run the group's steps meanwhile. With `stands`, this process
+        keeps the right to run the group's steps until the next call.
 
-        Raises: ConnectionFailed if the server could not be reached for as long as a step may wait for it; the errors of
-        the model.
+        Raises: ConnectionFailed if a step has waited for the server as long as it may; StepFailed if a function of the
+        user fails; BudgetSpent if the budget of calls is spent.
         """
         assert self._messager is not None
         end, again = until if self._last is None else min(until, self._last + 1), self._steps is not None
@@ -273,7 +274,7 @@ class RunActor:
                     again = False
                     await self._run_step(step, loop, society, homes)
         except Fenced:
-            if not again:  # otherwise another process may have run the group's steps since the last call
+            if not again:  # with `again`, another process may have run the group's steps since the last call
                 raise
             return False
         except StepAborted as error:
@@ -364,9 +365,8 @@ class RunActor:
         settings = society.call_settings
         if settings.limited:
             interceptor = messaging.interceptor
-            at_ends = (
-                settings.concurrency is not None or settings.needs_usage
-            )  # whether a limit depends on the ends of calls
+            # Whether a limit depends on which calls have ended, or on what they have used.
+            at_ends = settings.concurrency is not None or settings.needs_usage
             noted = interceptor.note_calls.remote if at_ends else lambda _: None
             society.call_gate = CallGate(group, interceptor.take_calls.remote, noted)
 
@@ -386,10 +386,9 @@ class RunActor:
                 self._society.end_after(last)
 
     async def calls_now(self) -> tuple[dict[str, int], int]:
-        """Return numbers of the calls through `me.remember` in the current call of `run`, and how many calls wait now.
+        """Return the `CallCounts` of the current call of `run`, as a dict, and how many calls wait for a limit now.
 
-        The dict has the numbers of calls by where their results came from, of retries, and of tokens. Calls wait until
-        the limits of calls allow them.
+        The calls are those through `me.remember`. The dict has only the fields that have been counted so far.
         """
         if not isinstance(self._society, AgentLoop):
             return {}, 0
@@ -422,7 +421,7 @@ class RunActor:
         if self._news is not None:
             news, self._news = self._news, None
             await news.close()
-        if self._stands:  # otherwise the running call of `run` does this
+        if self._stands:  # if not, the running call of `run` ends the steps
             await self._end_steps()
         if self._messager is not None:
             await self._messager.close()
@@ -514,7 +513,7 @@ async def move_agents(messager: "GroupMessager", moves: Mapping[AgentId, str], s
             try:
                 await messager.move_agents(leaving, to=target)
             except (UnknownName, MoveFailed) as error:
-                if isinstance(error, MoveFailed) or error.kind != "agent":  # otherwise another call has moved the agent
+                if isinstance(error, MoveFailed) or error.kind != "agent":  # an unknown agent was moved by another call
                     raise step_failed(error, "me.move", messager.name, step, next(iter(leaving))) from error
 
 

@@ -101,12 +101,12 @@ def plan_groups(
     groups. With `near` and a graph, each group has `reached`, which says to which of its agents the agents of other
     groups may send.
 
-    Args: `cpus` is the number of processors. If `groups` is None, there is one group for two processors.
+    Args: `cpus` is the number of processors. If `groups` is None, there is one group for every two processors.
     """
     kinds = kinds_of(agents, model) if isinstance(model, Mapping) else {}
     if kinds and isinstance(agents, Mapping) and not isinstance(agents, Set):
         agents = reduce(or_, kinds.values())
-    # A Mapping that is also a Set is the nodes of a networkx graph, which are valid ids.
+    # The nodes of a networkx graph are a Mapping and also a Set. They are valid ids.
     if isinstance(agents, Mapping) and not isinstance(agents, Set):
         raise ConfigError(
             f"agents are a {type(agents).__name__}, whose values would be lost: pass only the keys, as a list, or, "
@@ -148,7 +148,7 @@ def check_run(model: object, options: RunOptions) -> None:
     for name, each in [] if options.start is None else functions_in("start", options.start):
         _check_start(name, each)
     if not isinstance(options.concurrency, int) or options.concurrency < 1:
-        raise ConfigError(f"concurrency={options.concurrency!r} must be a number, at least 1")
+        raise ConfigError(f"concurrency={options.concurrency!r} must be a whole number, at least 1")
     check_timeout(options.timeout, positive=True)
     living = any(each.living for each in aggregates_of(options.collect)) or None
     for name, given in (("timeout", options.timeout), ("only_active", options.only_active or None), ("living", living)):
@@ -222,7 +222,10 @@ def _records(frame: Any) -> list[dict[str, Any]]:  # noqa: ANN401 - a DataFrame
 
 
 def changeable(rows: Rows) -> list[Any]:
-    """Return the values in the agents' data that a model can change; [] if the first agent has no such value."""
+    """Return the values in the agents' data that a model can change, such as lists.
+
+    To save time, the result is [] if the first agent has no such value, even if others have some.
+    """
     kinds = {type(value) for data, _ in [*rows.values()][:1] for value in data.values()}
     if kinds <= _FIXED:
         return []
@@ -319,7 +322,7 @@ def _groups_of_kinds(kinds: Kinds, groups: object, cpus: int) -> dict[str, Itera
 
 
 def _group_count(groups: object, cpus: int) -> int:
-    """Return the number of groups of a run, which is half of `cpus`, but at least 1, if `groups` is None.
+    """Return the number of groups of a run: `groups`, or, if that is None, half of `cpus`, but at least 1.
 
     Raises: ConfigError if `groups` is neither None nor a whole number of at least 1.
     """
@@ -340,9 +343,12 @@ def _given_groups(everybody: AgentSet, groups: Mapping[Any, Any]) -> dict[str, I
     hosted, total = AgentSet.of([]), 0
     for ids in found.values():
         hosted, total = hosted | ids, total + len(ids)
-    for kind, left in (("in no group", everybody - hosted), ("in a group, and not in agents", hosted - everybody)):
+    for kind, left in (("in no group", everybody - hosted), ("in groups=, but not in agents=", hosted - everybody)):
         if len(left):
-            raise ConfigError(f"{len(left):,} agents are {kind}, such as {next(iter(left))!r}")
+            raise ConfigError(
+                f"{len(left):,} agents are {kind}, such as {next(iter(left))!r}: groups= must have each agent of "
+                "agents=, and no others"
+            )
     if total > len(everybody):
         raise ConfigError("groups= has some agents in two groups: put each agent into one group")
     return dict(found)
@@ -367,7 +373,7 @@ def neighbours_in(graph: Any) -> Neighbours:  # noqa: ANN401 - edges of any kind
             one, other = [pair] if isinstance(pair, str | bytes) else pair
         except (TypeError, ValueError):
             raise ConfigError(
-                f"graph has {pair!r}, which is not an edge: an edge is a pair of ids, of a sender and a hearer: (0, 1)"
+                f"graph has {pair!r}, which is not an edge: an edge is a pair of sender and hearer, such as (0, 1)"
             ) from None
         found.setdefault(check_id(one), {})[check_id(other)] = None
     return Neighbours({agent: tuple(others) for agent, others in found.items()})
@@ -401,7 +407,7 @@ def _check_neighbours(neighbours: Mapping[AgentId, Sequence[AgentId]], groups: I
 class Homes:
     """Loader of the data and neighbours of agents that have come to a group from other groups.
 
-    They are loaded only when such an agent is in the group, and are added to the group's plan.
+    When the first such agent is in the group, the data and neighbours of all groups' agents are added to its plan.
 
     Args: `plan` is the plan of the group. `others` has, by group, an awaitable of the group's plan, for all groups.
     """
