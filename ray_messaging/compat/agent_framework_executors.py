@@ -280,7 +280,10 @@ async def snapshot_told(values: Values, executor: Any) -> Any:
     """Return what an executor keeps in checkpoints, as JSON."""
     found = await executor.on_checkpoint_save()
     if not isinstance(found, dict) or not all(isinstance(key, str) for key in found):
-        raise InvalidPayload(f"Executor state for {executor.id} is not a dict[str, Any]. Unable to save.")
+        raise InvalidPayload(
+            f"the state of executor {executor.id!r} cannot be saved: its on_checkpoint_save must return a dict "
+            "with strs as keys"
+        )
     return values.encode(found, f"the checkpoint of executor {executor.id!r}")
 
 
@@ -319,7 +322,7 @@ _DEFAULTS: dict[str, Any] = dict.fromkeys(vars(_EVENT))
 def event_told(values: Values, event: WorkflowEvent[Any]) -> dict[str, Any]:
     """Return an event as JSON: the fields that are set."""
     if type(event) is not WorkflowEvent:
-        raise InvalidPayload(f"an event of type {type(event).__name__} cannot travel: emit a WorkflowEvent with data")
+        raise InvalidPayload(f"an event of type {type(event).__name__} cannot be sent: emit a WorkflowEvent with data")
     told: dict[str, Any] = {}
     for name, value in vars(event).items():
         if value is None:

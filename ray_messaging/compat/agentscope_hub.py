@@ -111,7 +111,7 @@ class MsgHub:
         return self._changed([*self.participants], self._join(_listed(new_participant)))
 
     def delete(self, participant: Participant | Sequence[Participant]) -> "asyncio.Task[None]":
-        """Remove agents from the hub. When the returned task ends, all processes know that they have left."""
+        """Remove agents from the hub. When the returned task ends, all processes know that the agents have left."""
         before, gone = [*self.participants], {_id_of(each) for each in _listed(participant)}
         for unknown in gone - {*before}:
             logger.warning("agent %r is no participant of hub %s, so it need not be removed", unknown, self.name)

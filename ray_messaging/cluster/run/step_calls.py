@@ -155,13 +155,13 @@ class StepCalls:
 
     def _too_late(self, agent: "Agent", now: float) -> MessagingError:
         assert self.timeout is not None
-        text = f"it had not ended after timeout={self.timeout} s"
+        text = f"the model had not ended after timeout={self.timeout} s"
         held, seconds = self.holder.longest(now)
         # If an agent blocked the event loop for at least half of the timeout, the error names this agent. The call that
         # is late may have begun long before, and only waited for the loop.
         if held is not None and (held is agent or 2 * seconds >= self.timeout):
             agent = held
-            text += f", and its model blocked the event loop for {seconds:.1f} s: call what blocks by asyncio.to_thread"
+            text += f", and blocked the event loop for {seconds:.1f} s: call functions that block by asyncio.to_thread"
         elif held is not None:
             text += f"; meanwhile the model of agent {held.id!r} blocked the event loop for {seconds:.1f} s"
         return self.failed(agent, TimeoutError(text))
@@ -264,7 +264,7 @@ class StepCalls:
                 raise self.failed(
                     agent,
                     RuntimeError(
-                        "it ended before its call of me.remember had a result: write `await me.remember(...)`"
+                        "the model ended before its call of me.remember had a result: write `await me.remember(...)`"
                     ),
                 )
 
@@ -273,8 +273,8 @@ def unfit_answer(answer: object, which: str = "me") -> TypeError:
     """Return the error for a model that did not return None. `which` is the name of the model's first parameter."""
     found = type(answer).__name__
     return TypeError(
-        f"it returned an object of type {found}, but must return None: keep results in {which}.state, or send them in "
-        "messages"
+        f"the model returned an object of type {found}, but must return None: keep results in {which}.state, or send "
+        "them in messages"
     )
 
 
