@@ -73,7 +73,7 @@ STALE_VERDICT_RETRY = RetryPolicy(0.002, 0.5)
 TRANSACTION_RETRY = RetryPolicy(0.002, 0.1)
 STEP_SUPERVISOR_RETRY = RetryPolicy(0.05, 2.0)  # the interceptor's supervisor failed to judge and close a step
 STEP_DRIVER_RETRY = RetryPolicy(0.2, 0.2)  # a check whether the lease of a group's driver has ended
-LEASE_RETRY = RetryPolicy(0.02, 0.2)  # a call about a mailbox failed, although the transport had retried the call
+LEASE_RETRY = RetryPolicy(0.02, 0.2)  # a call about a mailbox failed; the transport also retries each call
 # The outcome of a send is unknown: the pause before the sender claims a higher epoch, so that the server refuses the
 # send if it arrives late.
 FENCE_RETRY = RetryPolicy(1.0, 1.0)
@@ -82,7 +82,7 @@ FENCE_RETRY = RetryPolicy(1.0, 1.0)
 INTERCEPTOR_RETRY = RetryPolicy(0.02, 0.5)
 LANE_RETRY = RetryPolicy(30.0, 30.0)  # a socket could not be opened; Ray calls are made during the pause
 SNAPSHOT_RETRY = RetryPolicy(1.0, 1.0)  # a sender got no usable copy of the rules; the interceptor judges its messages
-RULE_STATE_RETRY = RetryPolicy(0.2, 0.2)  # a write of the rules' state failed, although the transport had retried it
+RULE_STATE_RETRY = RetryPolicy(0.2, 0.2)  # a write of the rules' state failed; the transport also retries each call
 MODERATOR_RETRY = RetryPolicy(0.1, 2.0)
 
 # A call that an agent made with `me.remember` has failed, for example at a rate limit.
@@ -94,7 +94,7 @@ AT_REST_RETRY = RetryPolicy(0.001, 0.02)  # a check whether all messages have be
 
 # Policies for the event log. If a disk stays full, the pauses become longer.
 LOG_WRITE_RETRY = RetryPolicy(0.05, 5.0)
-LOG_READ_RETRY = RetryPolicy(0.1, 0.1)  # a read for the event log failed, although the transport had retried it
+LOG_READ_RETRY = RetryPolicy(0.1, 0.1)  # a read for the event log failed; the transport also retries each call
 BLOCKED_LISTENER_RETRY = RetryPolicy(1.0, 1.0)
 
 # Ray actors that have restarted: the pauses between their attempts to start, and between calls that cannot reach them.
