@@ -22,12 +22,12 @@ from ray_messaging.model.exact import encode_exactly
 MOST_MESSAGES: Final = 20  # the most messages that a person sends in a step
 MOST_CHARACTERS: Final = 4_000  # the most characters of one message of a person
 MOST_RECIPIENTS: Final = 1_000  # the most recipients of all messages of a person in a step
-_HISTORY: Final = 200  # the last lines of a conversation that are kept for the page
-_WAIT_S: Final = 25.0  # after this time the web server asks again what a page shows, so that a lost call does no harm
+_HISTORY: Final = 200  # the page shows at most this many lines of the conversation, the last ones
+_WAIT_S: Final = 25.0  # the longest wait of one call of `news`; the web server then makes the next call
 
 
 class HeardMessage(msgspec.Struct, frozen=True):
-    """A message in the inbox of a person. `asks` says that it is a question, which the person may answer."""
+    """A message in the inbox of a person. `asks` is True if the message is a question that the person may answer."""
 
     id: str
     from_id: AgentId | None
@@ -49,7 +49,7 @@ class SeatQuestion(msgspec.Struct, frozen=True):
 
 
 class Written(msgspec.Struct, frozen=True):
-    """A message that a person sends; `answers` is the id of the question that it answers."""
+    """A message that a person sends. `answers` is the id of the question that this message answers (None: none)."""
 
     to: tuple[AgentId, ...]
     text: str
@@ -81,7 +81,7 @@ class Line(msgspec.Struct, frozen=True):
 class SeatFacts(msgspec.Struct):
     """Facts about a seat. They are stored on the Redis server of the experiment.
 
-    If the experiment is started again, it reads these facts, so that the links to seats still work.
+    An experiment that is started again reads these facts, so that the links to seats still work.
     """
 
     token: str
@@ -116,12 +116,12 @@ class _Seat:
     def __init__(self, facts: SeatFacts) -> None:
         self.facts = facts
         self.question: SeatQuestion | None = None
-        self.ends: float | None = None  # the time at which the person's time is over
+        self.ends: float | None = None  # the loop time until which the person may answer; None: no limit
         self.answer: asyncio.Future[SeatAnswer] | None = None
         self.over = -1  # the last step whose question was closed in this process
         self.version = secrets.randbelow(2**40)  # random, because pages may know versions of an earlier process
         self.changed = asyncio.Event()
-        self.keeping = asyncio.Lock()  # held while facts change and are stored: the newest must be stored last
+        self.keeping = asyncio.Lock()  # held while facts change and are stored, so that the newest are stored last
 
     def change(self) -> None:
         self.version += 1
@@ -160,7 +160,7 @@ class SeatDesk:
     """The seats of one experiment: the agents for which people act on web pages.
 
     Args: `keep` stores the facts about a seat, and `load` reads all stored facts. `limit` is the most bytes of an
-    answer. People have `timeout_s` for each step (None: no limit).
+    answer. A person has `timeout_s` seconds to answer in each step (None: no limit).
     """
 
     def __init__(
@@ -205,7 +205,7 @@ class SeatDesk:
         async with self._opening:
             seat = seats.get(agent) or _Seat(SeatFacts(secrets.token_urlsafe(32)))
             async with seat.keeping:
-                if seat.facts.consent != consent:  # people agree to the text that they have read
+                if seat.facts.consent != consent:  # the person has agreed only to the old text, and must agree again
                     seat.facts.consent, seat.facts.ready = consent, False
                 await self._save(agent, seat.facts)
             seats[agent] = seat
@@ -217,7 +217,7 @@ class SeatDesk:
         return {agent: seat.facts.token for agent, seat in (await self._seats()).items()}
 
     async def wait_ready(self, agent: AgentId, timeout_s: float) -> bool:
-        """Wait until the person is ready, at most some seconds; return whether the person is ready."""
+        """Wait for at most `timeout_s` seconds until the person is ready; return whether the person is ready."""
         seat = await self._seat(agent)
         with suppress(TimeoutError):
             async with asyncio.timeout(timeout_s):
@@ -234,9 +234,10 @@ class SeatDesk:
     # -- calls of the groups --------------------------------------------------------------------------------------
 
     async def ask(self, question: SeatQuestion) -> SeatAnswer:
-        """Return what a person does in a step; ABSENT if the time limit is exceeded, or there is no such seat.
+        """Ask the person at a seat; return the answer.
 
-        A question that is asked again, such as by a group that runs its step again, gets the same answer.
+        Return ABSENT if the person exceeds the time limit, or has left, or if there is no such seat. If the person has
+        answered this question before, return the same answer: a group that runs its step again asks again.
         """
         seat = (await self._seats()).get(question.agent)
         if seat is None:
@@ -245,7 +246,7 @@ class SeatDesk:
             return seat.facts.answer
         if seat.question != question or seat.answer is None:
             if seat.answer is not None and not seat.answer.done():
-                # The step has begun again with another inbox, and nobody waits for the answer to the old one.
+                # The step has begun again with another inbox, and nobody waits for the answer to the old question.
                 seat.answer.cancel()
             loop = asyncio.get_running_loop()
             seat.question, seat.answer = question, loop.create_future()
@@ -273,7 +274,7 @@ class SeatDesk:
     async def news(self, agent: AgentId, seen: int) -> SeatView:
         """Return what the web page of an agent's seat shows.
 
-        If the page has the version `seen`, wait first until it has another one, at most some seconds.
+        If `seen` is the newest version of the page, wait until the page changes, for at most 25 seconds.
         """
         seat = await self._seat(agent)
         with suppress(TimeoutError):
@@ -327,11 +328,12 @@ class SeatDesk:
         question, waiting, last = seat.question, seat.answer, seat.facts.last
         if question is None or question.step != step:
             if last is not None and last.step == step and _answer(messages, last) == seat.facts.answer:
-                return  # the page has sent it before, and did not hear that it arrived
-            # `seat.over` lacks steps that were closed in an earlier process. These are before the open question's step.
+                return  # the page sends an answer again, because it was not told that the answer had arrived
+            # `seat.over` does not count steps that were closed in an earlier process. The open question shows that all
+            # earlier steps are over.
             if step <= seat.over or (last is not None and last.step == step) or (question and step < question.step):
                 raise _over(step)
-            # The run or this process has begun again, and the group has not asked about this step yet.
+            # The run has begun again, or this process is new, and the group has not asked in this step yet.
             text = f"agent {agent!r} has not been asked in step {step} yet: send this answer again in a moment"
             raise NoQuestion(text, question=f"step {step}", agent=agent)
         answer = _answer(messages, question)
@@ -341,11 +343,12 @@ class SeatDesk:
             )
         if len(encode_exactly(msgspec.to_builtins(answer), "an answer")) > self._limit:
             raise ConfigError("This text is too long: please shorten it.")
-        # The answer is kept first: if this process dies, the group asks again, and gets the same answer.
+        # The answer is stored before the group gets it. If this process dies, the group asks again, and gets the stored
+        # answer.
         lines = seat.lines_after(question, answer)
         await self._save(agent, replace(seat.facts, last=question, answer=answer, lines=lines))
         if seat.question is not question or seat.answer is not waiting:
-            await self._save(agent, seat.facts)  # the group has not got this answer, and must not get it later
+            await self._save(agent, seat.facts)  # the question was closed meanwhile, so the answer is taken back
             raise _over(step)
         seat.facts.last, seat.facts.answer = question, answer
         seat.close(answer)
@@ -356,7 +359,7 @@ def _over(step: int) -> ConfigError:
 
 
 def _answer(messages: Sequence[Mapping[str, Any]], question: SeatQuestion) -> SeatAnswer:
-    """Return what a person has written as an answer; raise ConfigError if it cannot be sent."""
+    """Return the messages that a person has written, as a SeatAnswer; raise ConfigError if one cannot be sent."""
     return SeatAnswer(present=True, messages=tuple(_checked(each, question) for each in messages))
 
 

@@ -21,7 +21,7 @@ SUBTOPICS = (AGENT_CHAT, USER_CHAT, USER_SURVEY)
 
 
 class AudienceHome(NamedTuple):
-    """The place of the files of audiences (sets of pairs of sender and hearer): a node of the cluster, and a folder."""
+    """The place of the audience files: a Ray node and a folder. An audience is a set of (sender, hearer) pairs."""
 
     node: str
     folder: str
@@ -81,7 +81,7 @@ class Experiment(ExperimentFacts):
 
 
 class PickledRule(NamedTuple):
-    """A pickled rule, and its name for the error if the rule cannot be unpickled."""
+    """A pickled rule. Its name is for the error if the rule cannot be unpickled."""
 
     name: str
     data: bytes
@@ -94,11 +94,11 @@ class InterceptorSpec(ExperimentFacts):
     rules: tuple[PickledRule, ...]
     on_existing: str
     nodes: tuple[str, ...] = ()  # the Ray nodes of the embedded servers; empty: the server is the user's own
-    fork: int | None = None  # begin with the checkpoint after this step, which is in log_dir; None: begin anew
+    fork: int | None = None  # begin with the checkpoint in log_dir that was made after this step; None: begin anew
     per_node: bool = False  # whether large messages of a group are stored on the server of the group's node
 
     def experiment(self, redis: "ServerConfig") -> Experiment:
-        """Return the facts of the experiment, with this address of its server."""
+        """Return the facts of the experiment, with `redis` as the address of its server."""
         return Experiment(**{fact.name: getattr(self, fact.name) for fact in fields(ExperimentFacts)}, redis=redis)
 
 

@@ -52,7 +52,10 @@ def _with_file(name: str, make: Callable[..., CodeType], parts: tuple[Any, ...])
 
 
 def _reduced_cache(cached: Any) -> Any:  # noqa: ANN401 - what pickle wants
-    """Pickle a function with `functools.cache` by value if it is in the program. Each process has its own results."""
+    """Reduce a function with `functools.cache` for pickle: by value if its module is __main__, otherwise by name.
+
+    Each process has its own cached results.
+    """
     if cached.__module__ == "__main__":
         return _with_cache, (cached.__wrapped__, cached.cache_parameters())
     return cached.__reduce__()
@@ -64,9 +67,9 @@ def _with_cache(function: Callable[..., Any], parameters: dict[str, Any]) -> Cal
 
 
 class _PicklerWithFiles(cloudpickle.CloudPickler):  # type: ignore[misc] # the package has no types
-    """Cloudpickle's pickler, which also pickles functions with `functools.cache` by value.
+    """Cloudpickle's pickler, but it also pickles functions with `functools.cache` by value, and keeps names of files.
 
-    From version 3.1.2 on, cloudpickle's own pickler leaves out the names of files.
+    From version 3.1.2 on, cloudpickle's own pickler leaves out the names of the files in which functions are defined.
     """
 
     def __init__(self, stream: io.BytesIO) -> None:
@@ -105,7 +108,7 @@ def _failure(value: object) -> Exception | None:
 
 
 def _parts(value: object) -> Iterator[tuple[str, object]]:
-    """Yield the parts that are pickled with an object, each with the end of its name, such as `.field`."""
+    """Yield the parts of an object that are pickled with the object, each after its name in it, such as `.field`."""
     match value:
         case MethodType():
             yield "", value.__self__

@@ -18,8 +18,8 @@ RAISED = (Exception, SystemExit, asyncio.CancelledError)
 def raising(function: Callable[..., T], *args: Any) -> T:  # noqa: ANN401 - the function's
     """Call a function, and return its result. If it raises a StopIteration, raise a RuntimeError instead.
 
-    This is for functions that run in a thread, whose result or error a future gets: a future cannot raise a
-    StopIteration.
+    Use this for a function that runs in a thread and sets its result or error in a future, because a future cannot
+    raise a StopIteration.
     """
     try:
         return function(*args)
@@ -33,7 +33,7 @@ def is_async(function: object) -> bool:
     """Return whether calls of a function, method, partial or callable object are known to return an awaitable."""
     while isinstance(function, partial):
         function = function.func
-    # This is the common case, for which `inspect` takes a microsecond.
+    # This check is fast for the common case. A call of `inspect` takes a microsecond.
     if type(function) is FunctionType and function.__code__.co_flags & CO_COROUTINE:
         return True
     by_class = getattr(type(function), "__call__", None)  # noqa: B004 - the method itself is needed
@@ -43,8 +43,8 @@ def is_async(function: object) -> bool:
 def without_partial(function: Any, arguments: int) -> Any:  # noqa: ANN401 - a function of any kind
     """Return a partial as a function whose defaults are the values that the partial passes by name.
 
-    Calling such a function takes about half of the time that calling the partial takes. Anything but a partial of a
-    plain Python function that passes values by name is returned unchanged.
+    A call of this function takes about half of the time that a call of the partial takes. Only a partial that passes
+    all of its values by name to a plain Python function is converted. Any other object is returned unchanged.
 
     Args: `arguments` is the number of positional arguments with which the function is called.
     """
@@ -54,8 +54,8 @@ def without_partial(function: Any, arguments: int) -> Any:  # noqa: ANN401 - a f
     by_place = code.co_varnames[arguments : code.co_argcount]
     by_name = code.co_varnames[code.co_argcount : code.co_argcount + code.co_kwonlyargcount]
     known = dict(zip(reversed(by_place), reversed(inner.__defaults__ or ()), strict=False)) | given
-    # The partial stays if the function gets some of the values in **kwargs, or if a parameter would have no value. In
-    # the second case, the call raises a TypeError.
+    # The partial is returned if the function gets some of the values in **kwargs, or if a parameter has no value. In
+    # the second case, a call of the partial raises a TypeError.
     takes_all = code.co_posonlyargcount <= arguments and given.keys() <= {*by_place, *by_name}
     if not takes_all or not known.keys() >= {*by_place}:
         return function

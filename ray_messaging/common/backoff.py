@@ -71,28 +71,30 @@ REFUSED_CALL_RETRY = RetryPolicy(0.002, 0.1)  # a call that the server refused b
 STALE_DIRECTORY_RETRY = RetryPolicy(0.002, 0.05, jitter=True)  # two processes change the directory at the same time
 STALE_VERDICT_RETRY = RetryPolicy(0.002, 0.5)
 TRANSACTION_RETRY = RetryPolicy(0.002, 0.1)
-STEP_SUPERVISOR_RETRY = RetryPolicy(0.05, 2.0)  # a step that the rules could not close
-STEP_DRIVER_RETRY = RetryPolicy(0.2, 0.2)  # a check of the lease of a group's driver
-LEASE_RETRY = RetryPolicy(0.02, 0.2)  # these retries are in addition to the transport's own
-FENCE_RETRY = RetryPolicy(1.0, 1.0)  # a send got no answer: the pause before claiming a higher epoch (sender's number)
+STEP_SUPERVISOR_RETRY = RetryPolicy(0.05, 2.0)  # the interceptor's supervisor failed to judge and close a step
+STEP_DRIVER_RETRY = RetryPolicy(0.2, 0.2)  # a check whether the lease of a group's driver has ended
+LEASE_RETRY = RetryPolicy(0.02, 0.2)  # a call about a mailbox failed; the transport also retries each call
+# The outcome of a send is unknown: the pause before the sender claims a higher epoch, so that the server refuses the
+# send if it arrives late.
+FENCE_RETRY = RetryPolicy(1.0, 1.0)
 
 # Policies for the interception of messages.
 INTERCEPTOR_RETRY = RetryPolicy(0.02, 0.5)
-LANE_RETRY = RetryPolicy(30.0, 30.0)  # no connection to the interceptor's socket; meanwhile it gets Ray calls
-SNAPSHOT_RETRY = RetryPolicy(1.0, 1.0)  # the interceptor gave no copy of its rules, and meanwhile judges all messages
-RULE_STATE_RETRY = RetryPolicy(0.2, 0.2)  # these retries are in addition to the transport's own
+LANE_RETRY = RetryPolicy(30.0, 30.0)  # a socket could not be opened; Ray calls are made during the pause
+SNAPSHOT_RETRY = RetryPolicy(1.0, 1.0)  # a sender got no usable copy of the rules; the interceptor judges its messages
+RULE_STATE_RETRY = RetryPolicy(0.2, 0.2)  # a write of the rules' state failed; the transport also retries each call
 MODERATOR_RETRY = RetryPolicy(0.1, 2.0)
 
 # A call that an agent made with `me.remember` has failed, for example at a rate limit.
 CALL_RETRY = RetryPolicy(0.5, 30.0, jitter=True)
 
-STORED_CALL_RETRY = RetryPolicy(0.01, 0.5)  # a check whether another process has the answer of a call
+STORED_CALL_RETRY = RetryPolicy(0.01, 0.5)  # a check whether another process has stored the answer of a call
 
 AT_REST_RETRY = RetryPolicy(0.001, 0.02)  # a check whether all messages have been delivered and handled
 
 # Policies for the event log. If a disk stays full, the pauses become longer.
 LOG_WRITE_RETRY = RetryPolicy(0.05, 5.0)
-LOG_READ_RETRY = RetryPolicy(0.1, 0.1)  # these retries are in addition to the transport's own
+LOG_READ_RETRY = RetryPolicy(0.1, 0.1)  # a read for the event log failed; the transport also retries each call
 BLOCKED_LISTENER_RETRY = RetryPolicy(1.0, 1.0)
 
 # Ray actors that have restarted: the pauses between their attempts to start, and between calls that cannot reach them.
@@ -100,9 +102,9 @@ ACTOR_RECONNECT = RetryPolicy(0.5, 0.5)  # between attempts to start, while the 
 ACTOR_START_RETRY = RetryPolicy(1.0, 1.0)  # between attempts to start, after another failure, such as a refused login
 ACTOR_CALL_RETRY = RetryPolicy(0.1, 0.1)  # calls of an actor that does not answer yet
 
-# The embedded server. The first restart is immediate; senders and receivers retry for 30 s.
+# Restarts of the embedded server. The first restart is immediate. Senders and receivers retry for 30 s.
 SERVER_RESTART = RetryPolicy(0.5, 8.0)
 SERVER_RESTART_ATTEMPTS = 6
 
-# Cancelling a task that has ignored a cancellation.
+# A task has ignored a cancellation: the pause before it is cancelled again.
 CANCEL_RETRY = RetryPolicy(0.2, 0.2)

@@ -11,18 +11,18 @@ from typing import Any, Generic, TypeVar, cast
 K = TypeVar("K")
 V = TypeVar("V")
 
-# When outcomes are forgotten, `held` can keep at most this many of them at a time. So a call never examines all
-# outcomes.
+# After `held` has kept this many values, no more outcomes are forgotten until the next call, so that no call examines
+# all outcomes.
 _MOST_RENEWED = 8
 
 
 class OnceByCall(Generic[K, V]):
     """The outcomes of calls, by the keys of the calls. A call with a known key gets the outcome of the first call.
 
-    A running call is never forgotten. An outcome is forgotten after `keep_s` seconds. If there are more than `most`
-    outcomes, or if they have more than `most_bytes` bytes in total, the oldest are forgotten, but never the newest.
-    Before a value is forgotten, `held(key, value, full)` is called. If it returns True, the value is kept as if it were
-    the newest. `full` is True if a limit is exceeded, and False if only `keep_s` has passed.
+    A running call is forgotten only by `pop`. An outcome is forgotten after `keep_s` seconds. If there are more than
+    `most` outcomes, or more than `most_bytes` bytes in total, the oldest are forgotten, but never the newest. Before a
+    value is forgotten, `held(key, value, full)` is called. If `held` returns True, the value is kept as if it were the
+    newest. `full` is True if a limit is exceeded, and False if only `keep_s` has passed.
     """
 
     def __init__(
@@ -59,7 +59,7 @@ class OnceByCall(Generic[K, V]):
         return None if found is None else found[0]
 
     def put(self, key: K, value: V, nbytes: int = 0) -> list[K]:
-        """Remember a value as the newest; return the keys of the calls that were forgotten to make space for it."""
+        """Remember a value as the newest; return the keys of the calls that were forgotten, as too old or too many."""
         now = time.monotonic()
         self._enter(key, value, None, nbytes, now)
         full = len(self._outcomes) > self._most or self.nbytes > self._most_bytes
@@ -68,7 +68,7 @@ class OnceByCall(Generic[K, V]):
     def load(self, values: Iterable[tuple[K, V, int]]) -> None:
         """Remember the values of an earlier process, each with its size.
 
-        If they are too many, the oldest are forgotten when the next outcome is remembered.
+        If the values exceed the limits, the oldest are forgotten when the next outcome is remembered.
         """
         now = time.monotonic()
         for key, value, nbytes in values:
@@ -124,7 +124,7 @@ class OnceByCall(Generic[K, V]):
         error, now = task.exception(), time.monotonic()
         self._enter(key, task.result() if error is None else cast("V", None), error, 0, now)
         self._forget(now, key)
-        if self._keep_s < math.inf:  # without a timer, the outcome would be kept if no other call follows
+        if self._keep_s < math.inf:  # a timer forgets the outcome even if no other call follows
             task.get_loop().call_later(self._keep_s, lambda: self._forget(time.monotonic(), key))
 
     async def outcome(self, key: K) -> V:

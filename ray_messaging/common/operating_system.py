@@ -24,13 +24,13 @@ _LISTENS: Final = "0A"  # the state of a listening socket in /proc/net/tcp
 
 
 def die_with_parent() -> None:
-    """Have the kernel kill this process when its parent ends. Elsewhere than on Linux the process stays alive."""
+    """Have the kernel kill this process when its parent ends. Outside Linux, do nothing: the process stays alive."""
     if LINUX:
         _prctl(_SET_DEATH_SIGNAL, signal.SIGKILL)
 
 
 def adopt_orphans() -> None:
-    """Become the parent of grandchildren whose parent has ended. Elsewhere than on Linux the system adopts them."""
+    """Become the parent of grandchildren whose parent has ended. Outside Linux, do nothing: init adopts them."""
     if LINUX:
         _prctl(_SET_SUBREAPER, 1)
 
@@ -52,7 +52,7 @@ def pidfd(pid: int) -> int | None:
 
 
 def open_pipe() -> tuple[int, int]:
-    """Open a pipe that does not block, and that a program started from here does not inherit."""
+    """Open a pipe that does not block, and that programs started by this process do not inherit."""
     if sys.platform == "linux":
         return os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
     ends = os.pipe()
@@ -72,7 +72,7 @@ def is_alive(pid: int) -> bool:
     return True
 
 
-_ended: dict[int, str] = {}  # by pid, how children have ended; needed where waitpid makes the system forget the child
+_ended: dict[int, str] = {}  # by pid, how children have ended, if `waitpid` has made the system forget the child
 
 
 def how_ended(pid: int) -> str | None:
@@ -95,7 +95,7 @@ def how_ended(pid: int) -> str | None:
 
 
 def wait_for_child(timeout_s: float) -> None:
-    """Wait until a child may have ended. SIGCHLD must be blocked."""
+    """Wait until a child may have ended, for at most `timeout_s` seconds. The caller must have blocked SIGCHLD."""
     if hasattr(signal, "sigtimedwait"):
         signal.sigtimedwait({signal.SIGCHLD}, timeout_s)
     else:
@@ -124,15 +124,15 @@ def processor_ticks(pid: int) -> int | None:
 def listens(pid: int, port: int) -> bool:
     """Return whether a process listens on a port of this machine.
 
-    Elsewhere than on Linux this returns True without a check. Another program on the port is then found out because it
-    does not accept the server's password.
+    Outside Linux this returns True without a check. If another program has the port, the caller notices this later,
+    because the program does not accept the server's password.
     """
     if not LINUX:
         return True
     ours = set()
     with suppress(OSError):  # the process ended meanwhile
         for file in (PROCESSES / str(pid) / "fd").iterdir():
-            with suppress(FileNotFoundError):  # The process has closed it meanwhile.
+            with suppress(FileNotFoundError):  # the process has closed the file meanwhile
                 ours.add(str(file.readlink()))
     for name in ("tcp", "tcp6"):
         with suppress(FileNotFoundError), (PROCESSES / str(pid) / "net" / name).open() as lines:
@@ -171,7 +171,7 @@ def available_memory() -> int | None:
 
 
 def longest_backlog(most: int) -> int:
-    """Return the longest queue of new connections that the kernel allows without a warning, at most `most`."""
+    """Return the longest queue of new connections that the kernel allows for a listening socket, at most `most`."""
     with suppress(OSError, ValueError):
         return min(most, int((PROCESSES / "sys/net/core/somaxconn").read_text()))
     return most

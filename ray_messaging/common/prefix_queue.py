@@ -17,7 +17,7 @@ class PrefixQueue(Generic[T]):
     """
 
     def __init__(self) -> None:
-        self._items: list[tuple[int, str, int, T]] = []  # ascending; no two items have the same number at index 2
+        self._items: list[tuple[int, str, int, T]] = []  # sorted: step, text, number of the push, item
         self._pushed = 0
         self._last = ""  # the text of the item that was handed out last
 
@@ -35,7 +35,7 @@ class PrefixQueue(Generic[T]):
     def pop(self) -> T:
         """Remove and return the next item."""
         lowest = self._items[0][0]
-        place = bisect(self._items, (lowest, self._last))  # before the items with this text
+        place = bisect(self._items, (lowest, self._last))  # the first item whose text is `_last` or comes after it
         if place == len(self._items) or self._items[place][0] != lowest:
             place = 0
         _, self._last, _, item = self._items.pop(place)

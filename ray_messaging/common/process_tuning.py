@@ -22,7 +22,7 @@ KEPT_VARIABLES: Mapping[str, str] = {
 def tune_process() -> None:
     """Tune the process of one of our actors: keep freed memory, and collect garbage less often.
 
-    The garbage collector ignores all objects that exist when this is called.
+    From now on, the garbage collector ignores all objects that exist when this function is called.
     """
     # With Python's settings, half of the time of awaited messages would be garbage collection. Each message has a
     # future, a coroutine and a receipt, none of which is garbage.

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 _NONE = type(None)
-MOST_EXACT = 2**53  # a float represents every whole number up to this one exactly
+MOST_EXACT = 2**53  # floats represent all whole numbers up to this number exactly
 _FIRST, _LAST = -62_135_596_800.0, 253_402_300_800.0  # the beginnings of the years 1 and 10,000, in unix seconds
 
 

@@ -63,7 +63,7 @@ if TYPE_CHECKING:
     from ray_messaging.cluster.run.run import Run
 
 T = TypeVar("T")
-_BEGINS_S: Final = 0.05  # seconds until a group's process that has not loaded the run yet is asked again
+_BEGINS_S: Final = 0.05  # the pause before a group's process that has died, or has not loaded the run, is asked again
 # Keys of the shared state that belong to the framework. Executors in other processes do not get these values.
 _OWN_KEYS = (EXECUTOR_STATE_KEY, EDGE_STATE_KEY)
 
@@ -97,7 +97,7 @@ class RayWorkflowRunner(AbstractContextManager["RayWorkflowRunner"]):
         self._values = Values(self._types)
         self._timeout = timeout
         self._given: Any = None  # the workflow, builder or factory of the first run
-        self._before: Any = None  # the workflow's own runner
+        self._before: Any = None  # the runner that the workflow had before `attach`; `close` gives it back
         self.workflow: Workflow | None = None
 
     def __exit__(self, *_: object) -> None:
@@ -106,7 +106,7 @@ class RayWorkflowRunner(AbstractContextManager["RayWorkflowRunner"]):
     def run(
         self, workflow: "Workflow | Callable[[], Workflow] | Any", message: Any = None, **of_framework: Any
     ) -> "Awaitable[WorkflowRunResult] | ResponseStream[WorkflowEvent[Any], WorkflowRunResult]":
-        """Run a workflow, as its own `run` does, and return what that returns.
+        """Run a workflow; return the same as `Workflow.run`.
 
         Args:
             workflow: The workflow. If it cannot be pickled, pass its WorkflowBuilder, or a function that builds it.
@@ -115,9 +115,9 @@ class RayWorkflowRunner(AbstractContextManager["RayWorkflowRunner"]):
             of_framework: The other arguments of `Workflow.run`, such as `stream`, `responses`, `checkpoint_id` and
                 `checkpoint_storage`.
 
-        Raises: InvalidPayload, which names the place, for a value that cannot travel as JSON; ConfigError for a
-        workflow that cannot be pickled, for a second workflow, and for an experiment without steps; otherwise the
-        errors of `Workflow.run`.
+        Raises: InvalidPayload for a value that cannot be sent as JSON, with the name of the value; ConfigError for a
+        workflow that cannot be pickled, for a second workflow, and for an experiment without steps; and the errors of
+        `Workflow.run`.
         """
         attached: Any = self.attach(workflow)
         running: Awaitable[WorkflowRunResult] = attached.run(message, **of_framework)
@@ -133,8 +133,8 @@ class RayWorkflowRunner(AbstractContextManager["RayWorkflowRunner"]):
             return self.workflow
         if self._given is not None:
             raise ConfigError(
-                "this runner already has a workflow, whose executors are the experiment's agents: for another "
-                "workflow make another runner, with another experiment"
+                "this runner already has a workflow: make another RayWorkflowRunner for another workflow. If its "
+                "executors run in groups, start another experiment for it, because an experiment has one workflow"
             )
         make = _maker(workflow)
         found = workflow if isinstance(workflow, Workflow) else make()
@@ -160,15 +160,17 @@ class RayWorkflowRunner(AbstractContextManager["RayWorkflowRunner"]):
     def checkpoints(self) -> WorkflowCheckpoints:
         """Return a CheckpointStorage for `checkpoint_storage=`. It keeps checkpoints as files beside the event log.
 
-        If a runner dies, the next runner can use its checkpoints, once that runner has a workflow with the same types.
+        If a runner dies, another runner of the experiment can use these checkpoints. Give that runner a workflow with
+        the same types first.
 
-        Raises: ConfigError if the experiment has no log_dir, or a log_dir that is a URI.
+        Raises: ConfigError if the runner has no experiment, or if the experiment's log_dir is None or a URI.
         """
         folder = None if self._messaging is None else self._messaging.log_dir
         if folder is None or "://" in folder:
             raise ConfigError(
-                "checkpoints are kept beside the event log, and this experiment has none on a disk: pass a folder as "
-                "log_dir= to Messaging.start, or another storage of agent-framework as checkpoint_storage="
+                "checkpoints are files beside the event log, and this runner has no experiment with an event log in a "
+                "folder: pass log_dir=<folder> to Messaging.start, or another storage of agent-framework as "
+                "checkpoint_storage="
             )
         return WorkflowCheckpoints(Path(f"{folder}-workflow"), self._values)
 
@@ -249,8 +251,8 @@ class _Carrier:
     ) -> Sequence[tuple[Delivery, Sequence[Act] | Blocked]]:
         """Return the deliveries of the superstep, each with what its executor did, or with the rule that blocked it.
 
-        Args: `tell` is called with the first events of executors as they happen (None: the workflow was started without
-        stream=True). The events are also in the result.
+        Args: `tell` is called with the events of each executor as they happen, up to the executor's first request for
+        information (None: the workflow was started without stream=True). The events are also in the result.
         """
         raise NotImplementedError
 
@@ -301,12 +303,12 @@ class SuperstepRunner(RunnerImpl):
     async def _run_iteration(self) -> None:
         self._carrier.reset()
         self._carrier.check(self._ctx)
-        await super()._run_iteration()  # the framework's edges route the messages to the stand-ins
+        await super()._run_iteration()  # the framework's edges bring the messages to each StandInExecutor
         self._shared.look(self._state)
         passed = Counter[str]()  # by executor, the number of its events that were passed on during the superstep
 
         async def tell(told: ToldEvent) -> None:
-            # A process that was restarted reports again the events that were passed on before.
+            # A process that was restarted reports events again. Events that were passed on before are skipped.
             if told.place == passed[told.executor]:
                 event = event_of(self._values, told.event)
                 passed[told.executor] += 1
@@ -362,14 +364,14 @@ class SuperstepRunner(RunnerImpl):
 
 
 class SharedState:
-    """The workflow's shared state as JSON, and a record of the version that each executor has."""
+    """The workflow's shared state as JSON, and the number of the version that each executor got last."""
 
     def __init__(self, values: Values) -> None:
         self.values = values
         self._version = 0
         self._parts: dict[str, tuple[int, Any, Any]] = {}  # by key: the version, the value, its JSON
         self._gone: dict[str, int] = {}
-        self._seen: dict[str, int] = {}  # by executor: the version that it has
+        self._seen: dict[str, int] = {}  # by executor: the version of the state that the executor got last
 
     def begin(self) -> None:
         """Forget the values of the shared state, and which version each executor has, because a run begins."""
@@ -446,8 +448,8 @@ class _Groups(_Carrier):
     ) -> None:
         if (reason := unpicklable(source)) is not None:
             raise ConfigError(
-                f"the workflow cannot be sent to the groups: {reason}. Pass a function that builds it, "
-                "RayWorkflowRunner(...).run(make_workflow, message), and each group builds its own"
+                f"the workflow cannot be sent to the groups: {reason}. Pass a function that builds the workflow, as in "
+                "RayWorkflowRunner(...).run(make_workflow, message): then each group builds its own workflow"
             )
         self._driver, self._lives = uuid.uuid4().hex, 0
         self._messaging = messaging
@@ -462,23 +464,23 @@ class _Groups(_Carrier):
             concurrency=len(names),
             timeout=timeout,
         )
-        # If a superstep of an earlier runner failed, or its program died, its step is still open. This step is run now.
-        # In it, the executors ignore the messages of the earlier runner. Messages that are sent from now on are read in
-        # the next step.
+        # If a superstep of an earlier runner failed, or the earlier runner's program died, a step may still be open.
+        # This step is run now, and the executors ignore the earlier runner's messages. Messages that are sent from now
+        # on are read in the next step.
         if messaging.steps.progress().latest >= self._run.step:
             self._run.advance()
         self._turn = threading.Lock()
-        # The task that opens the step while the groups get the call to run the step.
+        # The task that opens a step on the server, while Ray calls tell the groups to run the step.
         self._opening: asyncio.Task[None] | None = None
         self._asked: dict[str, Any] = {}  # by group, the call that waits for events of its executors
-        self._seen: dict[str, tuple[str, int]] = {}  # by group, the position after its last event, for `events_after`
+        self._seen: dict[str, tuple[str, int]] = {}  # by group, the position that `events_after` returned last
         self.begin(None)
 
     def begin(self, snapshots: Mapping[str, Any] | None) -> None:
         self._lives += 1
         self._life, self._given = f"{self._driver}.{self._lives}", {} if snapshots is None else dict(snapshots)
         self._snapshots: dict[str, Any] = dict(self._given)
-        self._known: set[str] = set()  # executors that have been sent their state
+        self._known: set[str] = set()  # executors that have run since, so that their stored states are not sent again
 
     def snapshots(self) -> Mapping[str, Any] | None:
         return {name: of_json(each) if isinstance(each, bytes) else each for name, each in self._snapshots.items()}
@@ -558,7 +560,8 @@ class _Groups(_Carrier):
         Args: `begun` has the numbers of the steps whose events are passed on.
         """
         while True:
-            # A call for events that has no answer when a superstep ends is kept, and gets its answer in a later one.
+            # If a call for events has no answer when a superstep ends, the call stays in `_asked`, and is awaited again
+            # in the next superstep.
             if (asked := self._asked.get(group)) is None:
                 seen = self._seen.get(group, ("", 0))
                 ask = self._run._actors[group].of_shared.options(max_task_retries=0)
@@ -622,10 +625,10 @@ class _Groups(_Carrier):
                     "and go on from a checkpoint"
                 )
             run, step, user = self._run, self._run.step, self._messaging._user
-            opens = self._messaging._fork is None  # a fork may have to send messages before the step opens
+            opens = self._messaging._fork is None  # in a fork, groups may have to send messages before the step opens
 
             async def open_step() -> None:
-                with suppress(MessagingError):  # if this fails, the step opens when the groups ask for it
+                with suppress(MessagingError):  # if the call fails, the step opens when the groups ask for the step
                     store = user.messager.engine.transport.steps
                     await store.go_on(step, step, [*run._actors], block_s=0.0)
 
@@ -641,7 +644,8 @@ class _Groups(_Carrier):
             try:
                 receipts = user.run(send())
             except TransitError:
-                # Executors may have got some of the messages, and would take them for those of a later superstep.
+                # The run is closed, because some of the messages may have been sent. Executors would read them in a
+                # later superstep.
                 self._run.close()
                 raise
             if all(each.fate not in STORED for each in receipts):

@@ -22,8 +22,8 @@ logger = logging.getLogger(__name__)
 to_json: Callable[[Any], bytes] = msgspec.json.Encoder().encode
 of_json: Callable[[Any], Any] = msgspec.json.Decoder().decode
 
-# What an executor did, in order: an event, a request, a message, a value of the shared state that was set or deleted,
-# or the error that ended it.
+# What an executor did: it emitted an event, asked for information, sent a message, set or deleted a value of the shared
+# state, or failed with an error. An `Act` is one of these words, and the details.
 EVENT, REQUEST, MESSAGE, SET, DELETE, ERROR = "event", "request", "message", "set", "delete", "error"
 Act = tuple[str, Any]
 _WAIT_S: Final = 60.0  # the longest wait of one call of `events_after`, so that calls of drivers that have died end
@@ -38,7 +38,7 @@ class Source(NamedTuple):
 
 
 class Delivery(NamedTuple):
-    """One message for the executor `target`, with the ids of the executors that sent it or parts of its data."""
+    """One message for the executor `target`. `sources` has the ids of executors that sent the message or its parts."""
 
     target: str
     message: WorkflowMessage
@@ -48,9 +48,9 @@ class Delivery(NamedTuple):
 
 
 class ToldEvent(NamedTuple):
-    """An event of an executor, as JSON, that is passed on while the step still runs.
+    """An event of an executor, as JSON, that is passed on to the runner while the step still runs.
 
-    `place` is how many events of the step the executor has reported before this one.
+    `place` is the number of events that the executor has reported in the step before this event.
     """
 
     step: int
@@ -62,8 +62,8 @@ class ToldEvent(NamedTuple):
 class Recorder:
     """The framework's context for an executor in a group. It records what the executor does, in order, as JSON.
 
-    Args: `values` encodes values as JSON; `classify` says what kind of event an output is; `tell` is called with each
-    event when it happens, unless the executor has asked for information (None: it is never called).
+    Args: `values` encodes values as JSON. `classify` says what kind of event an output is. `tell` is called with each
+    event when it happens, until the executor asks for information (None: events are only recorded).
     """
 
     def __init__(
@@ -97,8 +97,8 @@ class Recorder:
         if event.type != "request_info":
             raise ValueError("Event type must be 'request_info'")
         self.acts.append((REQUEST, event_told(self._values, event)))
-        # If the process dies now, the executor asks again by another id. So the request, and the events after it, are
-        # passed on only at the end of the superstep.
+        # If the process dies now, the executor will ask again, and the new request has another id. So the request, and
+        # the events after it, are passed on only at the end of the superstep.
         self.tell = None
 
     def is_streaming(self) -> bool:
@@ -109,7 +109,7 @@ class Recorder:
         """Return None, because functions are not sent to groups."""
 
     def classify_yielded_output(self, executor_id: str) -> Any:
-        """Return which kind of event an output of an executor is."""
+        """Return the kind of event that an output of an executor becomes."""
         return self._classify(executor_id)
 
     def has_checkpointing(self) -> bool:
@@ -157,7 +157,7 @@ class PassingContext:
 class RecordedState(State):
     """The shared state that an executor sees in one superstep: the committed state with the executor's own changes.
 
-    Args: `state` is the state whose committed part is seen.
+    Args: `state` is the state from which the committed values are copied (None: there are no values).
     """
 
     def __init__(self, state: State | None = None) -> None:
@@ -166,10 +166,7 @@ class RecordedState(State):
             self._committed = {**state._committed}
 
     def taken(self, values: Values) -> list[Act]:
-        """Return the executor's changes of the state as JSON.
-
-        From then on, they are part of the state that it sees as committed.
-        """
+        """Return the executor's changes of the state as JSON, and commit them to this object."""
         acts: list[Act] = []
         for key, value in self._pending.items():
             if value is _DeleteSentinel:
@@ -283,12 +280,15 @@ async def snapshot_told(values: Values, executor: Any) -> Any:
     """Return what an executor keeps in checkpoints, as JSON."""
     found = await executor.on_checkpoint_save()
     if not isinstance(found, dict) or not all(isinstance(key, str) for key in found):
-        raise InvalidPayload(f"Executor state for {executor.id} is not a dict[str, Any]. Unable to save.")
+        raise InvalidPayload(
+            f"the state of executor {executor.id!r} cannot be saved: its on_checkpoint_save must return a dict "
+            "with strs as keys"
+        )
     return values.encode(found, f"the checkpoint of executor {executor.id!r}")
 
 
 def message_told(values: Values, message: WorkflowMessage, place: str) -> dict[str, Any]:
-    """Return a message as a dict that can be encoded as JSON. Errors call the message's data `place`."""
+    """Return a message as a dict that can be encoded as JSON. Errors use `place` as the name of the message's data."""
     told: dict[str, Any] = {"data": values.encode(message.data, place), "source": message.source_id}
     if message.target_id is not None:
         told["target"] = message.target_id
@@ -322,7 +322,7 @@ _DEFAULTS: dict[str, Any] = dict.fromkeys(vars(_EVENT))
 def event_told(values: Values, event: WorkflowEvent[Any]) -> dict[str, Any]:
     """Return an event as JSON: the fields that are set."""
     if type(event) is not WorkflowEvent:
-        raise InvalidPayload(f"an event of type {type(event).__name__} cannot travel: emit a WorkflowEvent with data")
+        raise InvalidPayload(f"an event of type {type(event).__name__} cannot be sent: emit a WorkflowEvent with data")
     told: dict[str, Any] = {}
     for name, value in vars(event).items():
         if value is None:
@@ -364,15 +364,15 @@ class Shared:
 
     A process makes its executors when it first needs them.
 
-    Args: `driver` is the name of the runner. Messages that another runner has sent to executors are ignored.
+    Args: `driver` is the id of the runner. Messages that other runners have sent to executors are ignored.
     """
 
     def __init__(self, source: Source, driver: str) -> None:
         self.driver = driver
         self._source = source
         self._executors: Executors | None = None
-        self._id = uuid4().hex  # a process that was restarted has another object
-        # How many events came in all steps before the last step, and the events of the last step.
+        self._id = uuid4().hex  # new after a restart of the process, so that `events_after` ignores older positions
+        # The number of events in all steps before the last step, and the events of the last step.
         self._told: tuple[int, list[ToldEvent]] = 0, []
         self._reader: tuple[asyncio.AbstractEventLoop, asyncio.Event] | None = None
 
@@ -398,8 +398,8 @@ class Shared:
     async def events_after(self, seen: tuple[str, int]) -> tuple[tuple[str, int], list[ToldEvent]]:
         """Wait up to a minute for new events of the executors of this process, which run in another thread.
 
-        Return a position and the events. The next call passes this position as `seen`, to get the events after it. For
-        any other value of `seen`, all events of the last step are returned.
+        Return a position and the events. The next call passes this position as `seen`, to get the events after this
+        position. If `seen` is from an earlier process, all events of the last step are returned.
         """
         number = seen[1] if seen[0] == self._id else 0
         told_more = asyncio.Event()

@@ -22,7 +22,7 @@ from agent_framework._serialization import SerializationMixin
 from ray_messaging.common.texts import short_repr
 from ray_messaging.errors import InvalidPayload
 
-_TAG = "$"  # the key of a JSON object that stands for a value that is no plain JSON
+_TAG = "$"  # this key marks a JSON object that stands for a value of another type
 _INT64 = 1 << 63
 UNCHANGED = frozenset((str, bool, type(None)))  # values of these types are their own JSON
 # Attributes that the framework does not serialize.
@@ -108,7 +108,7 @@ class Values:
     def encode(self, value: Any, place: str) -> Any:
         """Return a value as JSON; raise InvalidPayload if a part of the value has no JSON form.
 
-        Args: `place` is the name of the value, from which the error makes the name of the part.
+        Args: `place` is the name of the value. The error's name for a part begins with it, such as `place[3].field`.
         """
         kind = type(value)
         if kind in UNCHANGED:
@@ -173,10 +173,10 @@ class Values:
         told = value.model_dump(mode="json", by_alias=True)
         with suppress(ValueError):
             if kind.model_validate(told) == value:
-                return self.encode(told, place)  # pydantic's dict may have numbers that JSON lacks, such as NaN
+                return self.encode(told, place)  # `told` may have floats that JSON lacks, such as NaN
         raise InvalidPayload(
             f"{place} is {short_repr(value)}, which becomes another object when its JSON is read again: let "
-            "model_validate accept what model_dump(mode='json') returns"
+            "model_validate accept what model_dump(mode='json', by_alias=True) returns"
         )
 
     def _form(self, kind: type) -> str | None:
@@ -192,7 +192,7 @@ class Values:
     # -- from JSON ------------------------------------------------------------------------------------------------
 
     def decode(self, told: Any) -> Any:
-        """Return the value that decoded JSON stands for; raise InvalidPayload if its type is unknown here."""
+        """Return the value that decoded JSON stands for; raise InvalidPayload if the value's type is not known."""
         if type(told) is dict:
             if _TAG in told:
                 return self._decode_tagged(told)
@@ -256,7 +256,7 @@ class Values:
 def error_of(name: str, text: str) -> BaseException:
     """Return an error of the class with this name, if Python or the framework has such a class.
 
-    Otherwise return a RuntimeError that names the class.
+    Return a RuntimeError that names the class if there is no such class, or if it cannot be made from a text alone.
     """
     from agent_framework import exceptions  # noqa: PLC0415 - only for errors
 

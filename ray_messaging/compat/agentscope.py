@@ -96,8 +96,8 @@ class RayMessageBus(MessageBus):  # type: ignore[misc,unused-ignore]  # without 
         self.name = check_name("name", name)
         # The bus keeps a reference, because the server ends with the last reference to it.
         self._server = LocalServer() if server is None else server
-        # An experiment is recognised by an attribute: for `isinstance`, programs without an experiment would import
-        # Ray.
+        # An experiment is recognised by an attribute. A check with `isinstance` would import Ray, also in programs that
+        # have no experiment.
         self._messaging = cast("Any", server) if hasattr(server, "interceptor") else None
         self._exp_id, part = name, ""
         if self._messaging is not None:
@@ -106,8 +106,9 @@ class RayMessageBus(MessageBus):  # type: ignore[misc,unused-ignore]  # without 
         db = getattr(self._server, "db", 0)
         self._keys = Keys(self._exp_id, db=db)
         self._prefix, self._ears = f"{self._keys.prefix}bus:{part}", f"{self._keys.ears}bus:{part}"
-        # Receivers of an experiment drop messages that this package has published itself: those that come between two
-        # marks on the channel `own`. The bus needs these messages, so its `own` is a channel on which no marks come.
+        # The scripts on the server publish this package's own messages between two brackets, which are messages on the
+        # channel `own`. Receivers drop what comes between brackets. The bus needs these messages, so its `own` is a
+        # channel on which there are no brackets.
         self._keys.own = f"{self._prefix}own{mark_of_db(db)}"
         self._link: RedisLink | None = None
         self._messager: Messager | None = None
@@ -125,9 +126,9 @@ class RayMessageBus(MessageBus):  # type: ignore[misc,unused-ignore]  # without 
         self._waiting: deque[_Write] = deque()
         self._sender = f"{self.name}/{self._owner}"
         self._writer: asyncio.Task[None] | None = None
-        # For each queue, the batches that this bus has drained, and the time of the last drain.
+        # By queue: the ids of the first items of the batches that the bus has drained last, and the time of that drain.
         self._held: dict[str, tuple[list[bytes], float]] = {}
-        self._locks: dict[str, tuple[str, int]] = {}  # by token, the locks to renew: the key, and the ms to live
+        self._locks: dict[str, tuple[str, int]] = {}  # by token, the locks to renew: key, and milliseconds to live
         self._claims: dict[str, str] = {}  # by key, the tokens of locks from `try_lock`
         self._listeners: dict[str, list[asyncio.Queue[bytes | None]]] = {}
         self._unlocked = asyncio.Event()  # set when a lock is released, and then replaced by a new event
@@ -173,7 +174,7 @@ class RayMessageBus(MessageBus):  # type: ignore[misc,unused-ignore]  # without 
             await link.close()
 
     async def _join(self, messaging: Any, settings: MessagingConfig) -> None:  # noqa: ANN401 - a Messaging
-        """Open a sender. Also open the mailbox that all buses of the experiment share, if there is none yet."""
+        """Open a sender. If there is no mailbox for the buses with this name in the experiment yet, also open this."""
         mine = [f"exps:{self._exp_id}:agents:{self.name}/{kind}/*" for kind in _KINDS.values()]
         async with (
             self.acquire_lock("mailbox"),
@@ -194,9 +195,9 @@ class RayMessageBus(MessageBus):  # type: ignore[misc,unused-ignore]  # without 
         return await self._open().script(script, [self._prefix], [self._owner, number, self._ears, *args])
 
     async def _ask(self, script: str, *args: object) -> Any:  # noqa: ANN401 - a reply
-        """Run a script.
+        """Run a script on the server, and return its answer.
 
-        The server stores the answer until the next call of this bus, so that a retry gets the same answer.
+        The server stores the answer until this bus makes its next call, so that a retry gets the same answer.
         """
         self._open()
         async with self._turn:
@@ -255,7 +256,7 @@ class RayMessageBus(MessageBus):  # type: ignore[misc,unused-ignore]  # without 
             try:
                 await self._beat()
                 if self._messager is not None:
-                    await self._take()  # the mailbox may have items that buses have sent before they died
+                    await self._take()  # a bus may have died before it moved the items that it had sent
                 await self._settle(time.monotonic() - self._hold_s)
             except MessagingError as error:
                 logger.warning("bus %s could not renew its lease: %s", self.name, error)
@@ -276,7 +277,7 @@ class RayMessageBus(MessageBus):  # type: ignore[misc,unused-ignore]  # without 
     async def _send(self, batch: "list[_Write]") -> list[bytes | Exception]:
         """Send payloads as messages to the mailbox, and move them to their queues and logs.
 
-        Returns: for each payload its id, or an error if it was not sent.
+        Returns: for each payload its id, or the error because of which the payload is in no queue or log.
         """
         messager = cast("Messager", self._messager)
         outgoing = []
@@ -285,7 +286,7 @@ class RayMessageBus(MessageBus):  # type: ignore[misc,unused-ignore]  # without 
                 agent, how = f"{self.name}/{_KINDS[kind]}/{key}", f"push,{ttl},{most}" if ttl or most else "push"
                 outgoing += [Outgoing.to_agent(agent, item, self._sender, how) for item in items]
             receipts = await messager.send_messages(outgoing)
-        # one of the messages is invalid, so none was sent
+        # One of the messages is invalid, so none was sent. Each write is now sent alone.
         except (InvalidAddress, InvalidPayload, PayloadTooLarge) as error:
             if len(batch) == 1:
                 return [error] * len(batch[0][-1])
@@ -333,7 +334,7 @@ class RayMessageBus(MessageBus):  # type: ignore[misc,unused-ignore]  # without 
         return items
 
     def _refusal(self, receipt: "Receipt", key: str) -> MessagingError:
-        """Return the error for an item that a rule has blocked, or whose mailbox is gone."""
+        """Return the error for an item that a rule has blocked, or that was lost because the mailbox is gone."""
         if receipt.fate != FATES[BLOCKED]:
             return MessagingError(f"the mailbox {self.name!r} of this bus is gone: open the bus again ({receipt})")
         why = f"rule {receipt.rule} blocked an item for {key!r}: {receipt.reason}"
@@ -342,7 +343,7 @@ class RayMessageBus(MessageBus):  # type: ignore[misc,unused-ignore]  # without 
     # -- queues and logs ------------------------------------------------------------------------------------------
 
     async def queue_push(self, key: str, payload: dict[str, Any], *, ttl_secs: int | None = None) -> str:
-        """Append a payload to a queue, and return its id."""
+        """Append a payload to a queue, and return the payload's id."""
         return (await self._write("q", key, [payload], ttl_secs))[0]
 
     async def queue_push_all(
@@ -373,9 +374,9 @@ class RayMessageBus(MessageBus):  # type: ignore[misc,unused-ignore]  # without 
             done, at = self._held.get(key, ([], 0.0))
             if at > before:
                 return []
-            # If this call fails or is cancelled, this bus does not know which items the server has handed out to it. So
-            # the next `_settle` makes this call for 0 items, and the server gives those items to any bus. Otherwise
-            # nobody would get them while this bus lives.
+            # If this call fails or is cancelled, this bus does not know which items the server has handed out to it. No
+            # other bus would get these items while this bus lives. So the time is set to -inf, and the next `_settle`
+            # makes this call for 0 items. Then the server hands out the items again, to any bus.
             self._held[key] = done, -math.inf
             firsts, found = await self._run("bus_drain", key, most, *done)
             self._held.pop(key, None)
@@ -384,7 +385,7 @@ class RayMessageBus(MessageBus):  # type: ignore[misc,unused-ignore]  # without 
         return found  # type: ignore[no-any-return]  # a reply
 
     async def queue_done(self, key: str, *entry_ids: str) -> None:
-        """Tell the server that some drained items are handled. Then no other bus gets them if this bus dies."""
+        """Tell the server that some drained items are handled, so that no other bus gets them if this bus dies."""
         await self._open().command("XDEL", f"{self._prefix}q:{key}", *entry_ids)
 
     async def queue_delete(self, key: str) -> None:
@@ -395,7 +396,10 @@ class RayMessageBus(MessageBus):  # type: ignore[misc,unused-ignore]  # without 
     async def log_append(
         self, key: str, payload: dict[str, Any], *, ttl_secs: int | None = None, max_len: int | None = None
     ) -> str:
-        """Append a payload to a log, and return its id. Only the last `max_len` entries of the log are kept."""
+        """Append a payload to a log, and return the payload's id.
+
+        Only the last `max_len` entries of the log are kept (None: all entries).
+        """
         return (await self._write("l", key, [payload], ttl_secs, max_len or 0))[0]
 
     async def log_read(
@@ -506,7 +510,8 @@ class RayMessageBus(MessageBus):  # type: ignore[misc,unused-ignore]  # without 
     async def registry_set(self, namespace: str, field: str, value: str, *, ttl_secs: int | None = None) -> None:
         """Set a field of a registry, a dict on the server that all buses of one name share.
 
-        The registry is deleted `ttl_secs` seconds from now, unless another call sets a field before that.
+        The registry, with all of its fields, is deleted `ttl_secs` seconds from now, unless a later call with
+        `ttl_secs` sets another time. With None, the time that an earlier call has set stays.
         """
         registry = f"{self._prefix}r:{namespace}"
         expire = [] if ttl_secs is None else [("PEXPIRE", registry, _ms(ttl_secs))]

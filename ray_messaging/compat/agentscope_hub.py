@@ -45,13 +45,13 @@ class _Voice:
 class MsgHub:
     """A MsgHub like that of AgentScope 1, but with participants that may live in other processes.
 
-    A `broadcast`, like the reply of an agent, ends when all participants have observed the message. A participant that
+    A `broadcast` ends when all participants have observed the message, and so does an agent's reply. A participant that
     has not observed the message within `timeout` seconds gets it later from its mailbox. A rule may block the message
     for some participants.
 
     Args:
         messager: The messager of this process. It hosts the agents of this process, and the hub fetches its messages.
-        participants: Agents that live here, and ids of agents that live elsewhere. The id of an agent is its `name`, or
+        participants: Agents of this process, and ids of agents of other processes. The id of an agent is its `name`, or
             its `id` if it has no name.
         announcement: A message from the user to all participants at the start. Only one process should pass it.
         name: The hub's name, the same in each process.
@@ -70,12 +70,12 @@ class MsgHub:
         warn_unless_tested("agentscope", TESTED, "hub")
         self.name, self.announcement, self.enable_auto_broadcast = name, announcement, enable_auto_broadcast
         self._messager, self._timeout = messager, timeout
-        self._here: dict[AgentId, Any] = {}  # the agents that live here
-        # Each agent's lock makes it observe messages in the order of arrival.
+        self._here: dict[AgentId, Any] = {}  # by id, the agents of this process
+        # By agent, a lock that makes the agent observe its messages in the order in which they arrive.
         self._turns: dict[AgentId, asyncio.Lock] = {}
         self.participants: list[AgentId] = []  # the ids of all participants
         self._join(participants)
-        self._desk = f"{name}/{messager.name}"  # the id to which agents confirm what they have observed
+        self._desk = f"{name}/{messager.name}"  # the id to which other processes confirm that an agent has observed
         self._asked: dict[str, asyncio.Future[list[str] | None]] = {}
         self._change: asyncio.Task[None] | None = None  # the task that reports changes to other processes
 
@@ -106,12 +106,12 @@ class MsgHub:
     def add(self, new_participant: Participant | Sequence[Participant]) -> "asyncio.Task[None]":
         """Add agents of this process, or ids of agents of other processes.
 
-        When the returned task ends, all processes know them.
+        When the returned task ends, all processes know the new participants.
         """
         return self._changed([*self.participants], self._join(_listed(new_participant)))
 
     def delete(self, participant: Participant | Sequence[Participant]) -> "asyncio.Task[None]":
-        """Remove agents from the hub. When the returned task ends, all processes know that they have left."""
+        """Remove agents from the hub. When the returned task ends, all processes know that the agents have left."""
         before, gone = [*self.participants], {_id_of(each) for each in _listed(participant)}
         for unknown in gone - {*before}:
             logger.warning("agent %r is no participant of hub %s, so it need not be removed", unknown, self.name)
@@ -153,7 +153,10 @@ class MsgHub:
         return self._change
 
     async def _settled(self) -> None:
-        """Wait until the other processes know the participants. An error in telling them is raised once."""
+        """Wait until the other processes know the participants; raise the error if they could not be told.
+
+        The same error is raised only once.
+        """
         change = self._change
         if change is not None:
             await asyncio.wait([change])
@@ -182,8 +185,8 @@ class MsgHub:
     async def _ask(self, from_id: AgentId | None, to_id: AgentId, payload: dict[str, Any]) -> None:
         """Send a payload to an agent, and wait until the agent has observed it.
 
-        If no process hosts the agent yet, wait for one. The confirmation is sent as a message of the user (from_id
-        None), so that no rule between the two agents can block it.
+        If no process hosts the agent yet, wait until a process does. The confirmation is sent as a message of the user
+        (from_id None), so that no rule between the two agents can block it.
         """
         ticket, observed = secrets.token_hex(8), asyncio.get_running_loop().create_future()
         self._asked[ticket] = observed
@@ -232,7 +235,7 @@ class MsgHub:
                 f"agent {to_id!r} got a message that hub {self.name!r} did not send: {str(said)[:200]}"
             )
         if to_id == self._desk:
-            asked = self._asked.get(said["ticket"])  # None: the confirmation came too late
+            asked = self._asked.get(said["ticket"])  # None: nobody waits for this confirmation any more
             if asked is not None and not asked.done():
                 asked.set_result(said["failed"])
             return

@@ -78,8 +78,9 @@ class _InheritedTools(EnvMeta):  # type: ignore[misc,unused-ignore]  # without A
 class OrderedSocialSpace(SimpleSocialSpace, metaclass=_InheritedTools):  # type: ignore[misc,unused-ignore]
     """AgentSociety's SimpleSocialSpace, but with messages that do not depend on the order in which agents run.
 
-    Args: `agent_id_name_pairs` is the argument of SimpleSocialSpace. `experiment` names a running experiment, whose
-    rules judge each message at the end of the step, and whose log has the message. None: there are no rules and no log.
+    Args: `agent_id_name_pairs` is the argument of SimpleSocialSpace. `experiment` is the name of a running experiment.
+    Its rules judge each message at the end of the step, and its log records the message. None: there are no rules and
+    no log.
     """
 
     def __init__(self, agent_id_name_pairs: Sequence[Sequence[int | str]] = (), experiment: str | None = None) -> None:
@@ -88,9 +89,9 @@ class OrderedSocialSpace(SimpleSocialSpace, metaclass=_InheritedTools):  # type:
         self._experiment = experiment
         self._messager: Messager | None = None
         self._turns: dict[int, _Turn] = defaultdict(_Turn)
-        self._run = uuid.uuid4().hex  # distinguishes the steps of this simulation from others on the experiment
-        # By agent: the trace id of its step, and two copies from the beginning of this step: of the agent's unread
-        # messages, and of the record of what it had done since the last step.
+        self._run = uuid.uuid4().hex  # an id of this simulation: others may use the same experiment
+        # By agent: the trace id of the agent's step, and copies of the agent's unread messages and of its record in
+        # `_turns`, as they were when this step began.
         self._attempts: dict[int, tuple[str, list[Message], _Turn]] = {}
         self._given_up: set[str] = set()
         self._in_step = False
@@ -106,14 +107,14 @@ class OrderedSocialSpace(SimpleSocialSpace, metaclass=_InheritedTools):  # type:
 
     @classmethod
     def init_description(cls) -> str:
-        """Return a description of the arguments for a program that configures a simulation."""
+        """Return a description of this class's arguments, for a program that configures a simulation."""
         text = "- experiment (str | None): The name of a running ray_messaging experiment, for its rules and its log."
         return f"{super().init_description()}\n**Optional:**\n{text}\n"
 
     # -- what agents do in a step ---------------------------------------------------------------------------------
 
     def _turn(self, agent_id: int) -> _Turn:
-        """Return the record of what an agent has done since the last step, which a request of the agent may change.
+        """Return the record of what an agent has done since the last step. The caller may change the record.
 
         If another process had begun the agent's step and died, the record from before the step is restored first.
 
@@ -271,7 +272,10 @@ class OrderedSocialSpace(SimpleSocialSpace, metaclass=_InheritedTools):  # type:
         self._in_step = False
 
     async def _passed(self, sent: list[tuple[list[int], Message]], t: datetime) -> list[tuple[int, Message]]:
-        """Return pairs of a recipient and a message, without the pairs that a rule of the experiment blocks."""
+        """Send messages through the experiment; return pairs of a recipient and a message that no rule has blocked.
+
+        Without an experiment, return all pairs.
+        """
         if self._experiment is None:
             return [(recipient, message) for recipients, message in sent for recipient in recipients]
         if self._messager is None:
@@ -295,10 +299,10 @@ class OrderedSocialSpace(SimpleSocialSpace, metaclass=_InheritedTools):  # type:
                 except (TransactionError, PayloadTooLarge):
                     await self._messager.send_messages(outgoing)
                 tx.state = step
-        # These messages are committed when a state that contains them is saved.
+        # `to_workspace` commits these messages, after it has saved a state that contains them.
         found = await self._messager.fetch_messages(complete=True, commit="acked")
         passed = [(cast("int", each.to_id), Message.model_validate(each.payload)) for each in found]
-        # They are sorted, because a message that waited for a slow rule comes after later ones.
+        # The messages are sorted, because a message that waited for a slow rule arrives after later messages.
         return sorted(passed, key=lambda each: each[1].message_id)
 
     async def close(self) -> None:
@@ -332,13 +336,13 @@ class OrderedSocialSpace(SimpleSocialSpace, metaclass=_InheritedTools):  # type:
         if self._messager is not None:
             await self._messager.ack()
             async with self._messager.transaction() as tx:
-                tx.state = None  # so that a process that restores an earlier state sends the later steps again
+                tx.state = None  # so that a process that restores an earlier state sends all later messages again
 
     async def restore(self, workspace_path: Path) -> bool:
         """Read a state that this class, or SimpleSocialSpace, has saved; return whether there was one."""
         self._in_step = False
         if not await super().restore(workspace_path):
-            await self.to_workspace()  # so that a successor in the first step knows that it belongs to this run
+            await self.to_workspace()  # so that a process that replaces this one in the first step gets the same `_run`
             return False
         state = json.loads((self._workspace_root / _STATE).read_text(encoding="utf-8"))
         turns, self._run = state.get("turns", {}), state.get("run", self._run)

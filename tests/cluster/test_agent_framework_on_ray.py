@@ -243,7 +243,7 @@ def test_a_rule_blocks_a_message_and_people_are_asked(exp_id, tmp_path, monkeypa
             runner.attach(make())
         locked = make()
         locked.executors["first"].lock = threading.Lock()
-        with pytest.raises(ConfigError, match="Pass a function that builds it"):
+        with pytest.raises(ConfigError, match="Pass a function that builds the workflow"):
             RayWorkflowRunner(messaging).attach(locked)
         runner.close()
         with RayWorkflowRunner(messaging, groups=2) as later:

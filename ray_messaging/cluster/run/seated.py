@@ -25,8 +25,8 @@ AskSeat = Callable[[SeatQuestion], Awaitable[SeatAnswer]]
 TellSeat = Callable[[AgentId, int, str], object]
 
 MOST_HEARD: Final = 100  # a person reads at most this many messages in a step, the last ones
-_LONGEST: Final = 4_000  # the most characters of one such message
-_MOST_NAMED: Final = 1_000  # the most neighbours that are offered as recipients
+_LONGEST: Final = 4_000  # a person reads at most this many characters of a message
+_MOST_NAMED: Final = 1_000  # at most this many neighbours are offered to a person as recipients
 
 _encode_json = msgspec.json.Encoder(enc_hook=repr).encode
 
@@ -35,7 +35,7 @@ class SeatedModel:
     """A model in which people act for the agents in `seats`. For all other agents the user's model is called.
 
     Args: `ask` asks the person who acts for an agent, and returns the answer. `tell` shows this person a note. With
-    `has_graph`, a person may write only to neighbours, and to agents that have written to the person in the step.
+    `has_graph`, a person may write only to the agent's neighbours, and to agents whose messages are in the inbox.
     """
 
     def __init__(
@@ -48,7 +48,7 @@ class SeatedModel:
         self._has_graph = has_graph
 
     async def __call__(self, me: "Agent", inbox: "Messages") -> object:
-        """Let a person act for the agent if it is one of `seats`; otherwise call the user's model."""
+        """Let a person act for an agent in `seats`; for any other agent, call the user's model."""
         if me.id in self._seats:
             await self._person(me, inbox)
             return None
@@ -66,7 +66,7 @@ class SeatedModel:
             question = SeatQuestion(me.id, me.step, heard, more, to)
             return msgspec.to_builtins(await self._ask(question))
 
-        seat.__qualname__ = "seat"  # the name of the call in the log
+        seat.__qualname__ = "seat"  # the event log records the call under this name
         calls = me._society.calls
         assert calls is not None
         said = await calls.call(me, seat, (tuple(heard),), {}, by_person=True)
@@ -84,7 +84,10 @@ class SeatedModel:
 
 
 def heard_of(message: "Message") -> HeardMessage:
-    """Return a message as a person reads it: the text of its payload, then the payload's other fields as JSON."""
+    """Return a message as a person reads it: the text of its payload, then the payload's other fields as JSON.
+
+    A text that is too long is cut.
+    """
     try:
         payload = message.payload
     except FrameError:
@@ -101,7 +104,7 @@ def heard_of(message: "Message") -> HeardMessage:
 
 
 def people_by(interceptor: Any) -> tuple[AskSeat, TellSeat]:  # noqa: ANN401 - a Ray actor handle
-    """Return the functions `ask` and `tell` for a SeatedModel. Both call the interceptor, which passes on the messages.
+    """Return the functions `ask` and `tell` for a SeatedModel. Both call the interceptor, which has the people's seats.
 
     The functions may be called in any thread. `ask` calls the interceptor in the event loop in which `people_by` was
     called.

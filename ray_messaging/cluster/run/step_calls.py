@@ -57,7 +57,7 @@ RETRIES, INPUT, CACHED, OUTPUT, COST = "retries", "input_tokens", "cached_tokens
 # Keys of `RememberedCalls.counts` for answers from the store: the tokens that were used when these answers were made,
 # and the cost of these tokens by the prices of this run.
 SAVED, SAVED_COST = "saved_tokens", "saved_parts"
-NO_LIMITS = Calls.model_construct()  # pydantic would build a validator to check it, which takes 10 ms
+NO_LIMITS = Calls.model_construct()  # for Calls(), pydantic would build a validator, which takes 10 ms
 _TOO_MANY, _SERVER_ERRORS = 429, 5  # HTTP: the status "too many requests", and the first digit of server errors
 RESULT = "the result of me.remember"  # the name, in errors, of a result that cannot be stored
 
@@ -66,9 +66,9 @@ RESULT = "the result of me.remember"  # the name, in errors, of a result that ca
 class StepCalls:
     """The calls of a model's function for the agents of a group in one step. They run in the model's thread.
 
-    Args: `is_async` says whether the model's function is async; `timeout` is the number of seconds for one agent (None:
-    no limit), except for the agents in `untimed`; `failed` builds the error for an agent's failure. `begin` and `stop`
-    are for agents that run in later steps ahead of time (None: there are none). `begin`, which lets them begin, is
+    Args: `is_async` says whether the model's function is async. `timeout` is the number of seconds for one agent (None:
+    no limit), except for the agents in `untimed`. `failed` builds the error for an agent's failure. `begin` and `stop`
+    are for agents that run later steps ahead of time (None: no agent does so). `begin` lets these agents begin. It is
     called in the model's event loop before the first call is awaited. `stop` is called if the step fails. It stops
     these agents, and returns the tasks of their calls through `me.remember` that are under way.
     """
@@ -88,9 +88,9 @@ class StepCalls:
     def __post_init__(self) -> None:
         self._running: dict[Agent, float] = {}  # by agent, the time at which its call began
         self._workers: list[asyncio.Task[None]] = []
-        # If agents run ahead of time: the lock with which a worker takes the next agent, so that only one agent begins
-        # in each round of the event loop. Otherwise the agents that run ahead of time would have to wait for many
-        # agents whose calls through `me.remember` are answered already.
+        # A worker holds this lock while it takes its next agent, so that only one agent begins in each round of the
+        # event loop. So agents that run later steps ahead of time need not wait until many agents whose calls through
+        # `me.remember` are answered already have run. None: no agents run ahead of time.
         self._taking: asyncio.Lock | None = None
         self._over = asyncio.Event()
         self._error: BaseException | None = None  # the error that ends the step
@@ -155,13 +155,13 @@ class StepCalls:
 
     def _too_late(self, agent: "Agent", now: float) -> MessagingError:
         assert self.timeout is not None
-        text = f"it had not ended after timeout={self.timeout} s"
+        text = f"the model had not ended after timeout={self.timeout} s"
         held, seconds = self.holder.longest(now)
         # If an agent blocked the event loop for at least half of the timeout, the error names this agent. The call that
         # is late may have begun long before, and only waited for the loop.
         if held is not None and (held is agent or 2 * seconds >= self.timeout):
             agent = held
-            text += f", and its model blocked the event loop for {seconds:.1f} s: call what blocks by asyncio.to_thread"
+            text += f", and blocked the event loop for {seconds:.1f} s: call functions that block by asyncio.to_thread"
         elif held is not None:
             text += f"; meanwhile the model of agent {held.id!r} blocked the event loop for {seconds:.1f} s"
         return self.failed(agent, TimeoutError(text))
@@ -170,7 +170,7 @@ class StepCalls:
 
     def _call_all(self, agents: "Iterable[tuple[Agent, Messages]]") -> None:
         calls = self._calls(agents)
-        if not self.is_async:  # such a model may still return awaitables, for example if it is decorated
+        if not self.is_async:  # a plain function may return awaitables, too, for example if it is decorated
             calls = iter([*calls])
         if (first := next(calls, None)) is not None:
             self.thread.wait_for(self._await_all(chain([first], calls)))
@@ -264,25 +264,25 @@ class StepCalls:
                 raise self.failed(
                     agent,
                     RuntimeError(
-                        "it ended before its call of me.remember had a result: write `await me.remember(...)`"
+                        "the model ended before its call of me.remember had a result: write `await me.remember(...)`"
                     ),
                 )
 
 
 def unfit_answer(answer: object, which: str = "me") -> TypeError:
-    """Build the error for a model that did not return None. `which` is the name of the model's first parameter."""
+    """Return the error for a model that did not return None. `which` is the name of the model's first parameter."""
     found = type(answer).__name__
     return TypeError(
-        f"it returned an object of type {found}, but must return None: keep results in {which}.state, or send them in "
-        "messages"
+        f"the model returned an object of type {found}, but must return None: keep results in {which}.state, or send "
+        "them in messages"
     )
 
 
 class _Remembered(msgspec.Struct):
     """A call that an agent makes through `me.remember`.
 
-    `n` is its number, from 1, among the agent's equal calls in the step. `key` identifies it among all calls of the
-    step, also if the step runs again.
+    `n` is the call's number, from 1, among the agent's equal calls in the step. `key` identifies the call among all
+    calls of the step. If the step runs again, the same call has the same key.
     """
 
     agent: "Agent"
@@ -304,8 +304,8 @@ class _Flight:
     """A call through `me.remember` that a step shares with agents that run in the step ahead of time.
 
     The call is under way or answered. `answer` gets a tuple of where the result came from and the result, or the error
-    with which the call ended. `used` says that the step itself has asked for the call, and not only agents that run in
-    it ahead of time. `maker` makes the call.
+    with which the call ended. `used` is False as long as only agents that run ahead of time have asked for the call,
+    and not the step itself. `maker` makes the call.
     """
 
     __slots__ = ("answer", "call", "maker", "used")
@@ -359,7 +359,7 @@ class Flights:
     def forget_told(self) -> bool:
         """Forget the calls through `me.remember` that had ended when `in_vain` was called; return whether any remain.
 
-        Call this when the step is committed. Its records then have the forgotten calls.
+        Call this when the step is committed. The records that are committed with the step contain the forgotten calls.
         """
         told = self._told
         self.by_key = {key: flight for key, flight in self.by_key.items() if id(flight) not in told}
@@ -378,10 +378,10 @@ class RememberedCalls:
 
     Args: `memory` stores results for the case that the step runs again. Plain functions run in `threads`. With
     `recorded`, the calls are recorded for the event log. Calls wait at `gate` until the limits allow them (None: they
-    do not wait). A call is not made if `store` has its answer. `counts` gets the numbers of calls by where their
-    results came from, of retries and of tokens. `flights` has the calls that the step shares with agents that run in
-    it ahead of time (None: no agents do). With `early`, this object makes the calls of those agents, and a call is
-    counted only when the step itself asks for it.
+    do not wait). A call is not made if `store` has its answer. `counts` gets the numbers of retries, of tokens, and of
+    calls by where their results came from. `flights` has the calls that the step shares with agents that run in the
+    step ahead of time (None: no agents run ahead of time). With `early`, this object makes the calls of agents that run
+    ahead of time, and a call is counted only when the step itself asks for it.
     """
 
     memory: CallMemory
@@ -419,7 +419,7 @@ class RememberedCalls:
     ) -> Awaitable[Any]:
         """Return an awaitable that makes an agent's call through `me.remember`, or takes a stored result for it.
 
-        Args: with `by_person` a person answers. Such a call has no limits, and is not counted.
+        Args: With `by_person`, a person answers the call. Such a call has no limits, and is not counted.
 
         Raises: ConfigError outside of an event loop.
         """
@@ -454,14 +454,14 @@ class RememberedCalls:
         if flight is not None:
             flight.used |= not self.early
             known = known or flight.known
-        # The store may have the answer of a shared call that is still under way. Such a call is recorded as made, so
-        # the store is asked only for other calls.
+        # The store is not asked for a call that is already shared with an agent that runs ahead of time. The store may
+        # have the answer of the shared call before that call ends, but the call is recorded as made.
         elif known is None and call.content is not None and not self.memory.may_know:
             known = self._in_store(call.content)
         return self._result(call, partial(function, *args, **kwargs)) if known is None else self._known(call, *known)
 
     async def _not_ahead(self) -> None:
-        raise asyncio.CancelledError  # the agent runs ahead no further
+        raise asyncio.CancelledError  # this ends the agent's run ahead of time
 
     def _in_store(self, content: str) -> tuple[str, KeptCall] | None:
         assert self.store is not None
@@ -477,15 +477,15 @@ class RememberedCalls:
     def records(self) -> list[CallRecord]:
         """Return records of the calls through `me.remember` that have succeeded, or have failed after using tokens.
 
-        They are sorted by agent, and for each agent in the order in which the calls began.
+        The records are sorted by agent. The records of one agent are in the order in which the calls began.
         """
         ended = [record for record in self._records if record is not None]
         return sorted(ended, key=lambda record: (isinstance(record.agent, str), record.agent))
 
     async def _known(self, call: _Remembered, source: str, made: KeptCall) -> Any:  # noqa: ANN401 - of a function of the user's
-        """Return the result of a call through `me.remember` for which no call must be made, because it is known.
+        """Return the known result of a call through `me.remember`, for which the function is not called.
 
-        Args: `made` has the result, and `source` says where it comes from, such as "store".
+        Args: `made` has the result, and `source` says where the result comes from, such as "store".
         """
         if self.ending:
             raise asyncio.CancelledError
@@ -505,20 +505,21 @@ class RememberedCalls:
     def _saving(self, call: _Remembered, made: KeptCall) -> KeptCall:
         """Count the tokens and the money that an answer from the store has saved; return the answer for its record.
 
-        The returned answer has the saved cost by the prices of this run. Its usage is that of this call's failed tries.
+        The returned answer has the saved cost by the prices of this run, and the usage of this call's failed tries.
         """
         if (saved := made.saved) is not None:
             saved = msgspec.structs.replace(saved, cost=self._price_now(saved))
             for name, more in ((SAVED, saved.tokens), (SAVED_COST, saved.cost)):
                 if more:
                     self.counts[name] += more
-        # The answer was free for this agent. But if its own call had failed before, that call was paid.
+        # The answer from the store was free. But if the agent's own call had failed before, the failed call was paid.
         failed = self.memory.failed(call.key)
         return KeptCall(made.seconds, made.tries, made.result, None if failed is None else failed.usage, saved=saved)
 
     def _price_now(self, used: CallUsage) -> int | None:
         """Return what the tokens in `used` would cost by the prices of this run, or None if this is not known."""
-        # If several models have answered a call, it is not known which of its tokens each of them has used.
+        # If several models have answered a call, `used.model` has their names with " + " between them. How many tokens
+        # each of these models has used is not known.
         if self._price is None or (" + " in (used.model or "") and not isinstance(self.settings.cost, Price)):
             return None
         with suppress(ConfigError):
@@ -528,7 +529,7 @@ class RememberedCalls:
     def _record(self, call: _Remembered, source: str, made: KeptCall) -> None:
         if self.recorded:
             if (failed := self._failed.pop(call.key, None)) is not None:
-                self._records[failed] = None  # the usage of the failed call is part of that of `made`
+                self._records[failed] = None  # the usage in `made` includes the usage of the failed call
             if source == FAILED:
                 self._failed[call.key] = call.place
             self._records[call.place] = _record_of(call, source, made)
@@ -542,8 +543,8 @@ class RememberedCalls:
         try:
             return await answer
         except asyncio.CancelledError:
-            # A call that the model itself has cancelled is given up. If the step has failed, only a call that a person
-            # answers is given up: other calls have cost money, so they go on.
+            # If the model itself has cancelled the call, the call is given up. If the step has failed, a call that a
+            # person answers is given up, and all other calls go on, because they have cost money.
             if not self.ending or made.by_person:
                 call.cancel()
                 await asyncio.wait({call})  # so that the call has left the gate before the model goes on
@@ -570,7 +571,7 @@ class RememberedCalls:
         digest = call.asked.digest
         call.meter, call.began = CallMeter(self._price, self.memory.step), perf_counter()
         self.open[call.place] = call
-        metering.set(call.meter)  # other tasks do not see this value
+        metering.set(call.meter)  # a context variable: other tasks keep their own values
         try:
             try:
                 recalled = await self.memory.recall(call.key) if self.memory.may_know else None
@@ -581,8 +582,8 @@ class RememberedCalls:
                 else:
                     source, made = await self._shared(call, function, self.flights.by_key)
             except BaseException:
-                # Free the call's number, so that the same call gets it if it is made again. A call that was answered
-                # keeps its number, because its answer may have been stored although the call was cancelled.
+                # Free the number of the call, so that an equal call gets this number if it is made next. A call that
+                # was answered keeps its number, because its answer may have been stored although it was cancelled.
                 if self._asked[digest] == call.n and not call.answered:
                     self._asked[digest] -= 1
                 raise
@@ -612,8 +613,8 @@ class RememberedCalls:
     ) -> tuple[str, KeptCall]:
         """Return where the answer of a call through `me.remember` came from, such as "model", and the answer.
 
-        The step shares its calls with agents that run in it ahead of time. So if the same call is under way already,
-        wait for its answer. Otherwise make the call.
+        The step shares its calls with agents that run in the step ahead of time. So if a call with the same key is
+        under way already, wait for the answer of that call. If there is no such call, make the call here.
 
         Args: `flights` has the calls of the step that are under way or answered, by key.
         """
@@ -623,15 +624,15 @@ class RememberedCalls:
             outcome = flight.answer.result()
             if isinstance(outcome, tuple):
                 return outcome
-            # A maker that was stopped does not repeat failed calls, but this one may.
+            # If the object that made the shared call was stopped, it did not retry the call. This object may retry.
             gone = flight.maker.ending and self.settings.retries > 0
             if isinstance(outcome, BudgetSpent | StepAborted) or (gone and may_pass(outcome)):
                 continue
             if isinstance(outcome, Exception):
                 raise outcome
-            # The shared call has given no answer that can be used: it was cancelled, or no budget was left, or its
-            # answer could not be stored because the step had begun again, or it failed, but may succeed now. So the
-            # call is made here.
+        # The call is made here if no equal call is shared, or if the shared call has given no answer: it was cancelled,
+        # no budget was left, its answer could not be stored because the step had begun again, or it failed with an
+        # error that may pass.
         flight = flights[call.key] = _Flight(call, self)
         flight.used = not self.early
         try:
@@ -653,7 +654,7 @@ class RememberedCalls:
         before = self.memory.failed(call.key)
         call.meter.used = None if before is None else before.usage
         if self.flights is not None and before is not None:
-            self.flights.failed.pop(call.key, None)  # this call's usage includes that of the failed one
+            self.flights.failed.pop(call.key, None)  # the usage of this call includes the usage of the failed call
         try:
             if call.content is None:
                 source, made = MODEL, await self._answer(call, function)
@@ -675,7 +676,7 @@ class RememberedCalls:
         try:
             await self.memory.keep(call.key, made)
         except StepAborted:
-            if self.early and self.flights is not None:  # the step has ended without the call, which was paid
+            if self.early and self.flights is not None:  # the call was paid, but the step has ended without its answer
                 self.flights.late.append(_record_of(call, UNUSED, made))
             raise
 
@@ -686,7 +687,7 @@ class RememberedCalls:
             return
         made = KeptCall(0.0, 0, NO_RESULT, call.meter.used, failed=True)
         if self.early and self.flights is not None:
-            self.flights.failed[call.key] = _record_of(call, FAILED, made)  # even if the step has ended by now
+            self.flights.failed[call.key] = _record_of(call, FAILED, made)  # also if the step has ended already
             self.counts[FAILED] += 1
         if self.memory.broken is None:
             await self.memory.keep_failed(call.key, made)
@@ -710,7 +711,7 @@ class RememberedCalls:
     async def _fit_answer(self, call: _Remembered, function: Callable[[], Any]) -> KeptCall:
         """Make a call through `me.remember`; return its answer, which the caller puts into the store.
 
-        Before that, the answer is kept for the case that this step runs again. So it is not lost if the store's disk is
+        The answer is first kept for the case that this step runs again, so that it is not lost if the store's disk is
         full.
         """
         made = await self._answer(call, function)
@@ -758,8 +759,8 @@ class RememberedCalls:
     def _leave(self, gate: CallGate, call: _Remembered, meter: CallMeter) -> None:
         """Leave the gate after a try. If the call was cancelled, but its thread goes on, leave when the thread ends.
 
-        Until then the call is under way, and may still use tokens, which only `meter` counts, because the call itself
-        gets a new meter here.
+        Until the thread ends, it may still use tokens. These tokens are counted only in `meter`, and not in the meter
+        of the call, because the call gets a new meter.
         """
         if call.thread is None or call.thread.done():
             gate.leave(meter.used)
@@ -805,9 +806,9 @@ def _record_of(call: _Remembered, source: str, made: KeptCall) -> CallRecord:
 def _sample(agent: "Agent", n: int, samples: int) -> int:
     """Return the number of the stored answer that the `n`-th equal call of an agent in a step gets.
 
-    The store has several answers of equal calls, with numbers from 0. The first `samples` calls get the answers 0 to
-    `samples` - 1, each one once, the next `samples` calls the following ones, and so on. Which of these answers a call
-    gets first depends on agent, step and seed, so that agents get different ones.
+    The store has several answers of equal calls, with numbers from 0. The agent's first `samples` calls in a step get
+    the answers 0 to `samples` - 1, each answer once. The next `samples` calls get the next `samples` answers, and so
+    on. Which answer the first call gets depends on agent, step and seed, so that agents get different answers.
     """
     whole, place = divmod(n - 1, samples)
     chance = blake2b(repr((agent._society.seed, agent.step, agent.id)).encode(), digest_size=8).digest()

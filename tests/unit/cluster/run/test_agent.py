@@ -219,8 +219,8 @@ async def test_an_agent_that_never_returns_is_named_although_nothing_can_end_it(
 
     found = await failure({"waiting": waiting, "plain": model, "async": blocking, "deaf": deaf}[kind], timeout=0.2)
     assert (found.agent, found.step, found.group) == (2, 0, "east")
-    assert "it had not ended after timeout=0.2 s" in str(found)
-    assert ("its model blocked the event loop" in str(found)) == (kind == "async")
+    assert "the model had not ended after timeout=0.2 s" in str(found)
+    assert (", and blocked the event loop" in str(found)) == (kind == "async")
 
 
 async def test_the_one_that_blocks_is_named_and_not_those_that_wait_for_it(gate):
@@ -244,7 +244,7 @@ async def test_an_agent_that_was_late_but_could_not_be_ended_is_named_when_it_re
 
     found = await failure(model, timeout=0.01)
     assert found.agent == 1
-    assert "it had not ended after timeout=0.01 s" in str(found)
+    assert "the model had not ended after timeout=0.01 s" in str(found)
 
 
 async def test_a_model_that_blocks_its_event_loop_is_told_once_and_does_not_block_the_groups_own(gate, caplog):
