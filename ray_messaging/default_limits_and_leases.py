@@ -49,7 +49,7 @@ PAYLOAD_LIMIT = 64 * MIB
 # Redis disconnects a client that sends a gigabyte.
 TRANSACTION_BYTES = 256 * MIB
 
-# A frame of a step that has at least BODY_BYTES may be stored on another server than the box to which it belongs. It is
+# A step's frame of at least BODY_BYTES may be stored on another server than the box to which it belongs. The frame is
 # then called a body. From 16 KiB on, this saves the box's server more time than it costs the other server. When a step
 # is over, its boxes are dropped. A sender deletes the bodies of such steps from a server each time that it has sent
 # BODY_ARREARS bytes to that server.

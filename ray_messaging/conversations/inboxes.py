@@ -79,7 +79,7 @@ class HandOut:
     async def run(self, first: deque[Message]) -> None:
         """Fetch messages, and commit those that are handled, until `stop` is called.
 
-        If fetching fails before that, raise the error.
+        If fetching fails before `stop` is called, raise the error.
 
         Args: `first` has messages that were fetched earlier. These are handed out first, and are removed from `first`.
         """
