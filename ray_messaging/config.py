@@ -38,13 +38,13 @@ from ray_messaging.default_limits_and_leases import (
 )
 from ray_messaging.errors import ConfigError
 
-_LONGEST_S = 1e9  # No duration may be longer than 30 years, because a server does not accept an infinite one.
+_LONGEST_S = 1e9  # the longest duration of a setting, some 30 years, because a server accepts no infinite duration
 _INVALID = "the server address (not shown, because it may have a password) is invalid"
 
 if TYPE_CHECKING:
     from pydantic._internal._model_construction import ModelMetaclass
 else:
-    ModelMetaclass = type(BaseModel)  # pydantic has no public name for it
+    ModelMetaclass = type(BaseModel)  # pydantic has no public name for this class
 
 
 class Setting(NamedTuple):
@@ -57,9 +57,9 @@ class Setting(NamedTuple):
 
 
 class _OurSettings(ModelMetaclass):
-    """Metaclass that hides members of pydantic's base class from `dir` and `help`."""
+    """Metaclass of settings classes. It refuses positional arguments, and hides pydantic's members from `dir`."""
 
-    if not TYPE_CHECKING:  # Type checkers know the fields without this.
+    if not TYPE_CHECKING:  # without this method, type checkers know the names and types of the fields
 
         def __call__(self, *given: object, **fields: object) -> Any:  # noqa: ANN401 - an object of the class
             """Make an object; raise ConfigError for positional arguments.
@@ -82,10 +82,11 @@ class _OurSettings(ModelMetaclass):
 class _Settings(BaseModel, metaclass=_OurSettings):
     """Base of settings classes. It appends a list of a class's fields to the docstring of the class."""
 
-    # With `defer_build`, a process that is sent settings that another process has checked never builds a validator.
+    # With `defer_build`, a process builds no validator for settings that it gets from another process, which has
+    # checked them.
     model_config = ConfigDict(defer_build=True)
 
-    _unnamed: ClassVar[str] = ""  # the end of the error for a value that was passed without a name
+    _unnamed: ClassVar[str] = ""  # the last words of the error for positional arguments
 
     @classmethod
     def __pydantic_init_subclass__(cls, **_: Any) -> None:  # noqa: ANN401 - BaseModel's signature
@@ -138,7 +139,7 @@ def _setting(default: Any, description: str, **limits: Any) -> Any:  # noqa: ANN
 
 
 class ServerConfig(_Settings):
-    """Address of a server. Its class, such as RedisConfig, says which kind of server it is."""
+    """Base of the addresses of servers. Each kind of server has a class of its own, such as RedisConfig."""
 
     if TYPE_CHECKING:  # each subclass declares these fields with its own descriptions
         server: str
@@ -282,7 +283,7 @@ class Calls(_Settings):
 
     @property
     def currency(self) -> str:
-        """Return the currency of the prices; "" if there are none."""
+        """Return the currency of the prices in `cost`, or "" if `cost` is not set."""
         prices = [self.cost] if isinstance(self.cost, Price) else [*(self.cost or {}).values()]
         return prices[0].currency if prices else ""
 
@@ -336,11 +337,11 @@ class Calls(_Settings):
     @field_validator("store")
     @classmethod
     def _absolute_store(cls, store: str | Path | None) -> str | None:
-        """Return the absolute path, because the processes of the groups have another working folder."""
+        """Return `store` as an absolute path, because the processes of the groups have another working folder."""
         if store is None:
             return None
         if "://" in str(store) or not str(store):
-            raise ValueError("store must be the path of a folder on this machine, not a URI")
+            raise ValueError("store must be the path of a folder on this machine, and neither a URI nor ''")
         return str(Path(store).expanduser().absolute())
 
 
@@ -351,7 +352,7 @@ def check_calls(calls: object) -> None:
 
 
 class RedisConfig(ServerConfig):
-    """Address of the Redis (or Valkey) server; the repr never shows the password."""
+    """Address of a Redis (or Valkey) server, of Sentinels, or of a cluster; the repr never shows a password."""
 
     # An error about another field must not print the password.
     model_config = ConfigDict(extra="ignore", hide_input_in_errors=True)
@@ -452,11 +453,13 @@ class RedisConfig(ServerConfig):
 
     @classmethod
     def from_url(cls, url: str) -> "RedisConfig":
-        """Parse redis://, rediss:// or unix:// (`[user][:password]@host[:port][/db]`); raise ConfigError if invalid.
+        """Parse the URL of a server; raise ConfigError if the URL is invalid.
 
-        With Sentinels the URL begins with redis+sentinel:// or rediss+sentinel://
-        (`[user][:password]@host[:port],host[:port],.../service[/db]`). For a cluster it begins with redis+cluster:// or
-        rediss+cluster:// (`[user][:password]@host[:port],host[:port],...`) and has the addresses of some nodes.
+        The URL of one server begins with redis:// or rediss:// (`[user][:password]@host[:port][/db]`), or with unix://
+        (`[user][:password]@/path`). With Sentinels the URL begins with redis+sentinel:// or rediss+sentinel://
+        (`[user][:password]@host[:port],host[:port],.../service[/db]`). For a cluster the URL begins with
+        redis+cluster:// or rediss+cluster:// (`[user][:password]@host[:port],host[:port],...`), and has the addresses
+        of some nodes. A scheme that begins with rediss uses TLS.
         Options follow a question mark: allow_eviction=1, db=number, and for a cluster shards=number.
         """
         if url.startswith(("redis+sentinel://", "rediss+sentinel://")):
@@ -478,7 +481,8 @@ class RedisConfig(ServerConfig):
                 "the server address has shards=, which needs a cluster: write redis+cluster://host:port,host:port"
             )
         db = query.get("db", "0") if parts.scheme == "unix" else (parts.path.strip("/") or query.get("db", "0"))
-        # If a # or ? in the password is not escaped, the rest of the URL is parsed as a fragment or as options.
+        # If a # or ? in the password is not escaped, the rest of the URL is parsed as a fragment or as options. The
+        # port -1, which is invalid, then leads to the ConfigError.
         more = parts.fragment or query.keys() - {"db", "allow_eviction"}
         try:
             return cls(
@@ -537,7 +541,7 @@ class RedisConfig(ServerConfig):
 class ShardsConfig(ServerConfig):
     """Addresses of the servers of one experiment with steps: the primary, and servers that only store large frames.
 
-    A frame is an encoded batch of messages. A large frame that is stored on one of these servers is called a body.
+    A frame is an encoded batch of messages. A large frame that is not stored on the primary is called a body.
 
     In a Redis Cluster all servers have the same address, and each has hash slots of its own (see `key_tags`).
     """

@@ -7,7 +7,7 @@ MAILBOX_MESSAGES = 1_000_000
 MAILBOX_BYTES = 256 * MIB
 
 # The limits of a box, which holds the messages that a mailbox reads in one step. A box is emptied only at the end of
-# the step, so a sender never waits until a full box has space.
+# the step. So a step that sends to a full box fails at once, because waiting would not help.
 BOX_ROWS = 10_000_000
 BOX_BYTES = 2_048 * MIB
 
@@ -18,8 +18,8 @@ LAG_BYTES = 64 * MIB
 # The largest number of servers that an experiment may have. Each process needs a connection to each server.
 SHARDS = 128
 
-# The default limits of a frame, an encoded batch of messages that is one entry of a mailbox. A reader refuses any frame
-# above FRAME_LIMIT.
+# A frame is an encoded batch of messages that is one entry of a mailbox. FRAME_ROWS and FRAME_BYTES are its default
+# limits. A reader refuses any frame of more than FRAME_LIMIT bytes.
 FRAME_ROWS = 16_384
 FRAME_BYTES = 16 * MIB
 FRAME_LIMIT = 256 * MIB
@@ -38,7 +38,8 @@ CALL_BYTES = 2 * MIB
 # columns of numbers a frame of COLUMN_ROWS has 1.5 MiB, and takes a fifth less time per row than a frame of FRAME_ROWS.
 COLUMN_ROWS = 65_536
 
-# The most pairs of sender and hearer in one batch of broadcasts, unless one sender has more: some ten MiB of memory.
+# The most pairs of sender and hearer in one batch of broadcasts, which take some ten MiB of memory. A single broadcast
+# with more hearers is a batch of its own.
 BROADCAST_PAIRS = 2**18
 
 # The most bytes of one payload as JSON, which is the highest `MessagingConfig.payload_bytes`.
@@ -48,7 +49,7 @@ PAYLOAD_LIMIT = 64 * MIB
 # Redis disconnects a client that sends a gigabyte.
 TRANSACTION_BYTES = 256 * MIB
 
-# A frame of a step that has at least BODY_BYTES may be stored on another server than the box to which it belongs. It is
+# A step's frame of at least BODY_BYTES may be stored on another server than the box to which it belongs. The frame is
 # then called a body. From 16 KiB on, this saves the box's server more time than it costs the other server. When a step
 # is over, its boxes are dropped. A sender deletes the bodies of such steps from a server each time that it has sent
 # BODY_ARREARS bytes to that server.
@@ -58,7 +59,7 @@ BODY_ARREARS = 64 * MIB
 # The most bytes of dead letters of an experiment. Above this the oldest are dropped.
 DEAD_BYTES = 256 * MIB
 
-# The number of keys in one SCAN of the server.
+# About how many keys the server looks at in one SCAN call.
 SCAN_COUNT = 1_000
 
 # Seconds until an embedded server counts as unreachable. The time is long, because the server may wait for a core while
@@ -71,8 +72,8 @@ CONNECT_TIMEOUT_S = 5.0
 RULE_TIMEOUT_S = 10.0
 LOG_NEWS_TIMEOUT_S = 10.0
 
-# Default timeouts in seconds. ANSWER_TIMEOUT_S is for the answer to a question, MOVE_TIMEOUT_S for agents that leave
-# their group. SLOW_RULE_TIMEOUT_S is for a slow rule that judges one message, and for a StepRule that judges one step.
+# Default timeouts in seconds. ANSWER_TIMEOUT_S is for the answer to a question, MOVE_TIMEOUT_S for moving or removing
+# agents. SLOW_RULE_TIMEOUT_S is for a slow rule that judges one message, and for a StepRule that judges one step.
 # MODERATOR_TIMEOUT_S is for a model that moderates one message.
 ANSWER_TIMEOUT_S = 60.0
 MOVE_TIMEOUT_S = 30.0
@@ -95,11 +96,11 @@ CUT_TIMEOUT_S = 100.0
 UNACKNOWLEDGED_S = 15.0
 KEEPALIVE_IDLE_S, KEEPALIVE_PROBE_S, KEEPALIVE_PROBES = 10, 5, 3
 
-# STEP_NEWS_TIMEOUT_S is the longest time, in seconds, that one call waits until the server reports a change of the
-# steps, so that a server that does not answer is noticed. STEP_LEASE_S is also in seconds. If the driver of a step, or
-# the steps' supervisor, gives no sign of life for this long, it counts as gone.
+# The most seconds that one call waits for the server to report a change of the steps. With this limit the caller
+# notices a server that does not answer.
 STEP_NEWS_TIMEOUT_S = 5.0
+# Seconds without a sign of life after which the driver of a step, or the steps' supervisor, counts as gone.
 STEP_LEASE_S = 10.0
 
-# A group tells the interceptor each CALLS_TOLD_S seconds which calls through `me.remember` are under way.
+# Every CALLS_TOLD_S seconds, a group tells the interceptor which calls through `me.remember` are under way.
 CALLS_TOLD_S = 1.0

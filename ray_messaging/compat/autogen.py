@@ -41,31 +41,35 @@ warn_unless_tested("autogen-core", "0.7", "runtime")
 
 logger = logging.getLogger(__name__)
 
-_PLAIN = (str, int, float, bool, list, dict, type(None))  # answers of these types need no serializer
+_PLAIN = (str, int, float, bool, list, dict, type(None))  # messages of these types need no serializer
 _JSON, _PROTOBUF = core.JSON_DATA_CONTENT_TYPE, core.PROTOBUF_DATA_CONTENT_TYPE
-_TOPICS = "ray-messaging-topics"  # the type of the agent to which a Ray actor sends what it publishes
+_TOPICS = "ray-messaging-topics"  # the type of the agents to which Ray actors send the events that they publish
 
 
 class RayAgentRuntime(core.SingleThreadedAgentRuntime, AbstractAsyncContextManager["RayAgentRuntime"]):
-    """AutoGen's AgentRuntime over an experiment.
+    """AutoGen's AgentRuntime, which sends the messages between agents through an experiment.
 
     An agent `type/key` of AutoGen has the id "type/key" in rules and in the log. Events whose handler fails become dead
     letters. Close the runtime at the end, or use it as an async context manager.
 
     Args: `messaging` is the experiment; without one, this process starts a server for the messages. With `actors`, the
     agents of each type that is registered by a factory live in a Ray actor. They live in this process if the factory
-    refers to objects of this process, as that of an AgentChat team's manager does. The other arguments are AutoGen's.
+    refers to objects of this process, as the factory of an AgentChat team's manager does. `name` is the name of this
+    runtime's Messager. The other arguments are AutoGen's.
     """
 
     def __init__(
         self, messaging: Messaging | None = None, *, actors: bool = False, name: str = "autogen", **of_autogen: Any
     ) -> None:
         super().__init__(**of_autogen)
-        del self._message_queue  # the server has the messages
+        del self._message_queue  # AutoGen's queue is not used, because the server stores the messages
         if actors and messaging is None:
             raise ValueError("actors=True needs an experiment on Ray: pass messaging=Messaging.start(...)")
         if actors and self._intervention_handlers:
-            raise ValueError("intervention_handlers work in one process: with actors=True give the experiment rules=")
+            raise ValueError(
+                "intervention_handlers work only in one process, and so not with actors=True: use rules instead, "
+                "Messaging.start(rules=...)"
+            )
         self._on_ray = actors
         self._planned: dict[str, tuple[Any, Any]] = {}  # by type: the factory of agents that live in Ray actors
         self._actors: dict[str, Any] = {}
@@ -79,10 +83,10 @@ class RayAgentRuntime(core.SingleThreadedAgentRuntime, AbstractAsyncContextManag
         self._resumed.set()
         self._held: dict[str, Message] = {}  # messages that wait until the runtime starts, or a state has been saved
         self._unbegun = self._running = 0
-        # By the id of a question: its cancellation token, or the error of its handler, if that has failed in this
-        # process.
+        # By the id of a question: the question's cancellation token, or, if its handler has failed in this process, the
+        # handler's error.
         self._asked: dict[str, Any] = {}
-        self._decoded = lru_cache(16)(self._decode)  # so that all hearers of an event get the same decoded object
+        self._decoded = lru_cache(16)(self._decode)  # so that all recipients of an event get the same object
         self._locks: dict[core.AgentId, asyncio.Lock] = {}
         # If no tracing is set up, no spans are made, because they would take as much time as the messages.
         helper: Any = self._tracer_helper
@@ -141,7 +145,10 @@ class RayAgentRuntime(core.SingleThreadedAgentRuntime, AbstractAsyncContextManag
             await self._quiet(save=False)
 
     async def stop_when(self, condition: Callable[[], bool]) -> None:
-        """Stop when `condition` returns True. It is called whenever a message has been handled in this process."""
+        """Stop when `condition` returns True. It is called now, and after each message that is handled in this process.
+
+        Raises the first error of an event's handler, unless such errors are ignored.
+        """
         with self._stopping():
             await self._until(condition)
 
@@ -199,8 +206,9 @@ class RayAgentRuntime(core.SingleThreadedAgentRuntime, AbstractAsyncContextManag
     async def _at_rest(self, save: bool) -> tuple[tuple[Any, int, int], list[Any], dict[str, Any]]:
         """Wait until no handler runs in this process, and report the state of its mailbox.
 
-        Returns: the mailbox's last entry, the number of waiting messages and of messages that are held back, the events
-        that are held back, and with `save` the states of agents.
+        Returns: (state, events, agents). `state` is the mailbox's last entry, the number of its unhandled messages, and
+        the number of messages that this process holds back. `events` are the events that this process holds back.
+        `agents` has the states of agents if `save` is true.
 
         Raises: the error of an event's handler.
         """
@@ -230,14 +238,15 @@ class RayAgentRuntime(core.SingleThreadedAgentRuntime, AbstractAsyncContextManag
         return {"agents": agents, "messages": [each for _, messages, _ in found for each in messages]}
 
     async def _hold(self, hold: bool) -> None:
-        """Stop handing events to handlers, in this process and in all actors; with False, begin again."""
+        """Stop handing events to handlers, in this process and in all actors. With `hold` False, begin again."""
         (self._resumed.clear if hold else self._resumed.set)()
         await self._on_actors("_hold", hold)
 
     async def load_state(self, state: Mapping[str, Any]) -> None:
         """Give all agents their states, and send the events that had not been handled.
 
-        Raises: UndeliverableException for an event whose agent's type is not registered anywhere.
+        Raises: UndeliverableException for an event that is not delivered, because a rule blocks it, for example, or
+        because its agent's type is not registered anywhere.
         """
         for agent, of_agent in state["agents"].items():
             agent_id = core.AgentId.from_str(agent)
@@ -255,7 +264,7 @@ class RayAgentRuntime(core.SingleThreadedAgentRuntime, AbstractAsyncContextManag
     async def send_message(self, message: Any, recipient: core.AgentId, **given: Any) -> Any:
         """Ask an agent; return its answer.
 
-        Raises: the error of its handler; UndeliverableException if no runtime has agents of its type;
+        Raises: the error of the agent's handler; UndeliverableException if no runtime has agents of this type;
         MessageDroppedException if a rule or an intervention handler drops the question.
         """
         with self._sending(message, recipient, **given) as context:
@@ -321,7 +330,7 @@ class RayAgentRuntime(core.SingleThreadedAgentRuntime, AbstractAsyncContextManag
     async def _intervened(self, call: str, message: Any, **given: Any) -> Any:
         """Pass a message through the method `call` of each intervention handler; return the message that results.
 
-        Raises MessageDroppedException if one drops it.
+        Raises MessageDroppedException if a handler drops the message.
         """
         for handler in self._intervention_handlers or ():
             message = await getattr(handler, call)(message, **given)
@@ -332,7 +341,7 @@ class RayAgentRuntime(core.SingleThreadedAgentRuntime, AbstractAsyncContextManag
         return message
 
     def _encoded(self, message: Any) -> dict[str, Any]:
-        """Return a message as a payload: its type, and its fields."""
+        """Return a payload with a message: the name of its type, and its fields as JSON, or its bytes of Protobuf."""
         if type(message) in _PLAIN:
             return {"type": None, "message": message}
         registry, name = self._serialization_registry, self._serialization_registry.type_name(message)
@@ -360,7 +369,7 @@ class RayAgentRuntime(core.SingleThreadedAgentRuntime, AbstractAsyncContextManag
             return known.model_validate(_of_agentchat(data))
 
     async def _handle(self, message: Message) -> dict[str, Any] | None:
-        """Give a message to its agent.
+        """Give a message to its agent. If the message is an event from an actor, send it to all subscribed agents.
 
         If the message is a question, return what the agent has returned, or its error.
         """
@@ -386,7 +395,7 @@ class RayAgentRuntime(core.SingleThreadedAgentRuntime, AbstractAsyncContextManag
         except BaseException as error:
             cancelled = isinstance(error, asyncio.CancelledError) and token.is_cancelled()
             if isinstance(error, (SystemExit, KeyboardInterrupt, asyncio.CancelledError)) and not cancelled:
-                raise  # this process or runtime ends, and the next one will handle the message
+                raise  # this runtime is ending; the runtime that replaces it will handle the message
             if asks:
                 if told["id"] in self._asked:
                     self._asked[told["id"]] = error
@@ -413,7 +422,7 @@ class RayAgentRuntime(core.SingleThreadedAgentRuntime, AbstractAsyncContextManag
     ) -> core.AgentType:
         """Register the factory that makes a type's agents.
 
-        They live in a Ray actor or in this process (see `actors`).
+        The agents live in a Ray actor or in this process (see `actors` of RayAgentRuntime).
         """
         found = await super().register_factory(type, agent_factory, expected_class=expected_class)
         self.add_message_serializer(_serializers_of(expected_class))
@@ -513,7 +522,7 @@ def _travels(factory: object) -> bool:
 
 @lru_cache
 def _serializers_of(agent_class: Any) -> list[Any]:
-    """Return serializers of the messages that agents of a class hear and answer."""
+    """Return serializers for the messages that agents of a class handle, and for their answers."""
     heard = [each for _, found in getattr(agent_class, "_handles_types", list)() for each in found]
     handlers: list[Any] = getattr(agent_class, "_discover_handlers", list)()
     answers = [kind for handler in handlers for kind in handler.produces_types if isinstance(kind, type)]
@@ -537,9 +546,10 @@ def _of_agentchat(data: bytes) -> Any:
 
 
 def _error_of(told: Mapping[str, Any]) -> BaseException:
-    """Return an error that an agent of another process raised.
+    """Rebuild an error that an agent of another process raised.
 
-    The error has its original class if that is a class of Python or AutoGen's, and otherwise is a RuntimeError.
+    The error has its original class if this is an exception of Python or AutoGen that can be made from a text alone.
+    Any other error becomes a RuntimeError.
     """
     known = vars(builtins) | vars(core.exceptions) | {"CancelledError": asyncio.CancelledError}
     found = known.get(told["error"])

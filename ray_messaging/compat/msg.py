@@ -45,7 +45,7 @@ class Msg:
 
     Args: `url` is one URL or a list of URLs, and `metadata` a str or a dict; `echo` prints the message, with the
     speaker's name in colour.
-    Raises: InvalidMsg, a ValueError, for a role that is none of these three.
+    Raises: InvalidMsg, a ValueError, for any other role.
     """
 
     id: str = _field("id", "The message's id: 32 hex digits, unless another one was set.")
@@ -117,10 +117,10 @@ class Msg:
 
     @classmethod
     def from_dict(cls, serialized_dict: dict[str, Any]) -> Self:
-        """Build a Msg from a dict that `to_dict` of this class, or of AgentScope's, returned. The dict is not changed.
+        """Build a Msg from a dict that `to_dict` of this class, or of AgentScope's Msg, has returned.
 
-        The module that the dict names is not imported. So `Msg.from_dict` reads only dicts of a Msg, and
-        the `from_dict` of a subclass reads only dicts of the subclass.
+        The dict is not changed. The module that it names is not imported. So `Msg.from_dict` reads only dicts of a Msg,
+        and the `from_dict` of a subclass reads only dicts of the subclass.
 
         Raises: InvalidMsg for missing or extra keys, a dict of another class, or an invalid role.
         """

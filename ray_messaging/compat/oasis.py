@@ -117,7 +117,7 @@ class Channel:
             await end(task)
         for action in self._asked.values():
             action.fail(action.no_result("this process closed its channel", self.name))
-            action.result.exception()  # otherwise asyncio warns if nobody waits for the result, as after an exit
+            action.result.exception()  # without this call, asyncio logs the error if nobody waits for the result
         asker, self._asker = self._asker, None
         if asker is not None:
             await asker.close()
@@ -144,7 +144,8 @@ class Channel:
     async def read_from_send_queue(self, message_id: str) -> tuple[str, AgentId | None, Any]:
         """Wait for the result of an action; return (message_id, agent_id, result).
 
-        Raises: NoAnswer if there can be no result, or if none came in time; UnknownName if the result was read before.
+        Raises: NoAnswer if the action can have no result, or had none in time; UnknownName if no action has this
+        message_id, or its result was read before.
         """
         asked = self._asked.get(message_id)
         if asked is None:
@@ -172,7 +173,7 @@ class Channel:
                 timeout=self._timeout,
             )
         except MessagingError as error:
-            if len(actions) > 1 and isinstance(error, _REFUSED):  # one of the actions is invalid, and none was sent
+            if len(actions) > 1 and isinstance(error, _REFUSED):  # one action is invalid, and so none was sent
                 for each in actions:
                     await self._ask([each])
                 return
@@ -238,9 +239,12 @@ class Channel:
         message_id, _, result = message
         asked = self._in_hand.pop(message_id, None)
         if asked is None:
-            raise UnknownName(f"no action with the message_id {message_id!r} waits for its result here")
+            raise UnknownName(
+                f"no action with the message_id {message_id!r} waits for its result in this channel: send one result "
+                "for each action that receive_from() has returned"
+            )
         self._results.put((asked, {"result": result}))
-        # A platform that never awaits anything would prevent the sending of its results.
+        # If the platform itself never awaits anything, the task that sends the results runs only during this sleep.
         if time.monotonic() > self._yielded + YIELD_S:
             await asyncio.sleep(0)
             self._yielded = time.monotonic()
@@ -248,7 +252,7 @@ class Channel:
     async def _take(self) -> None:
         """Wait for actions, and remove them from the mailbox.
 
-        If the platform is killed, they do not come back, because it may have done some of them.
+        If the platform is killed, the removed actions do not come back, because the platform may have done some.
         """
         if self._server is None:
             self._server = self._new_messager(self.name)
@@ -283,13 +287,13 @@ class Channel:
         return f"the platform knows no action {payload['action']!r}: it knows {', '.join(sorted(self._actions))}"
 
     async def _reply(self, results: "list[tuple[Message, dict[str, Any]]]") -> None:
-        """Send results. If a result cannot be sent, its agent gets an error."""
+        """Send results. If a result is invalid, or a rule blocks it, the agent gets an error instead."""
         if self._server is None:
             return
         try:
             receipts = await self._server.reply_columns([one for one, _ in results], [result for _, result in results])
         except MessagingError as error:
-            if len(results) > 1 and isinstance(error, _REFUSED):  # one of the results is invalid, and none was sent
+            if len(results) > 1 and isinstance(error, _REFUSED):  # one result is invalid, and so none was sent
                 for each in results:
                     await self._reply([each])
             elif isinstance(error, _REFUSED) and "error" not in results[0][1]:
@@ -305,7 +309,7 @@ class Channel:
     def _ended(self, task: "asyncio.Task[Any]") -> None:
         """Close the platform's side when its task has failed or was cancelled.
 
-        After the action EXIT it is closed already.
+        After the action EXIT, that side is closed already.
         """
         self._platform = None
         # An event loop that is closing cancels all tasks, and should not begin a new one. So after a cancellation, the
@@ -362,7 +366,7 @@ class _Action(NamedTuple):
             self.result.set_result(answer["result"])
 
     def no_result(self, why: str, platform: str) -> NoAnswer:
-        """Build the error for an action that the platform cannot answer."""
+        """Build the error for an action that gets no result. `why` is the reason."""
         return NoAnswer(why, agent=platform, question=str(self), timeout=None, fate=FATES[DELIVERED])
 
     def fail(self, error: MessagingError) -> None:
@@ -387,7 +391,7 @@ class _Gathered(Generic[T]):
         self._task: asyncio.Task[None] | None = None
 
     def put(self, item: T) -> asyncio.Event:
-        """Send an item soon; return an event that is set once it is sent."""
+        """Let the task send an item soon; return an event that is set once the item is sent, or could not be sent."""
         self._items.append(item)
         if self._task is None or self._task.done():
             self._task = asyncio.create_task(self._run(), name="ray_messaging actions")

@@ -35,7 +35,7 @@ PayloadObject = _DataclassObject | _StructObject | _PydanticObject
 
 
 class Misfit(Exception):
-    """A JSON value does not fit a type. `field` is the path of the part that does not fit ("": the whole value)."""
+    """Error for a JSON value that does not fit a type. `field` is the path of the part that does not fit ("": all)."""
 
     def __init__(self, reason: str, field: str) -> None:
         super().__init__(reason)
@@ -43,7 +43,8 @@ class Misfit(Exception):
         self.field = field
 
 
-Form = Literal["msgspec", "pydantic"] | None  # what encodes objects of a type; None: they cannot be payloads
+# The library that encodes objects of a type. None: the objects are no PayloadObjects, but dicts, for example.
+Form = Literal["msgspec", "pydantic"] | None
 
 
 def _form_of(kind: type) -> Form:
@@ -66,7 +67,7 @@ def encode_object(payload: PayloadObject, encode: Callable[[object], bytes]) -> 
     Raises: InvalidPayload if the result is not a JSON object; ValueError if an encoder raises it.
     """
     if form_of(type(payload)) == "pydantic":
-        # Aliases are the names under which pydantic reads the fields.
+        # The fields are written under their aliases, because pydantic reads them under these names.
         line: bytes = payload.__pydantic_serializer__.to_json(payload, by_alias=True)  # type: ignore[union-attr]
     else:
         line = encode(payload)
@@ -90,7 +91,7 @@ def is_msgspecs(kind: type) -> bool:
     return form_of(kind) == "msgspec" or is_typeddict(kind)
 
 
-Encoded = bytes | dict[str, Any]  # JSON, or the value that it stands for
+Encoded = bytes | dict[str, Any]  # a payload: its JSON, or the dict that the JSON encodes
 
 
 def reader_of(kind: type[T]) -> Callable[[Encoded], T]:
@@ -121,7 +122,7 @@ def _msgspec_reader(kind: type[T]) -> Callable[[Encoded], T]:
             return decode(payload) if isinstance(payload, bytes) else msgspec.convert(payload, kind)
         except msgspec.ValidationError as error:
             raise Misfit(*explained(str(error))) from error
-        except msgspec.DecodeError as error:  # in older releases it is not a ValueError
+        except msgspec.DecodeError as error:  # in older releases of msgspec, a DecodeError is not a ValueError
             raise ValueError(str(error)) from error
 
     return read

@@ -25,7 +25,7 @@ def warn_unless_tested(package: str, tested: str, adapter: str) -> None:
     """
     try:
         installed = metadata.version(package)
-    # A program may use the adapter with objects of its own that have the same methods.
+    # The package may be missing, because a program can use the adapter with objects of its own with the same methods.
     except metadata.PackageNotFoundError:
         return
     if installed != tested and not installed.startswith(f"{tested}."):

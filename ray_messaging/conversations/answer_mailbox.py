@@ -21,18 +21,18 @@ from ray_messaging.receiving.inbox import Piece
 
 logger = logging.getLogger(__name__)
 
-_MOST_KEPT = MOST_RANGES // 2  # at most this many late answers wait for a commit; any more are committed at once
+_MOST_KEPT = MOST_RANGES // 2  # the most late answers that wait for a fetch to commit them; more are committed at once
 
 
 class AnswerMailbox:
     """The mailbox that gets the answers to a messager's questions.
 
-    Answers do not go through the inbox, so that a full inbox delays no answer. An answer is late if nobody waits for it
-    any more. A late answer goes to the inbox as an ordinary message. It is committed (the server is told that it is
-    handled) with the messages of the fetch that returns it.
+    Answers do not go through the messager's inbox, so that a full inbox delays no answer. An answer is late if nobody
+    waits for it any more. A late answer goes to the messager's inbox as an ordinary message. It is committed (the
+    server is told that it is handled) with the messages of the fetch that returns it.
 
     Args: `engine` serves only this mailbox. `fetcher` is the messager's fetcher. Without `keeps_late`, a late answer is
-    committed as soon as it is in the inbox.
+    committed as soon as it is in the messager's inbox.
     """
 
     def __init__(self, engine: Engine, questions: OpenQuestions, fetcher: Fetcher, *, keeps_late: bool = True) -> None:
@@ -40,7 +40,8 @@ class AnswerMailbox:
         self._questions = questions
         self._fetcher = fetcher
         self._keeps_late = keeps_late
-        self._uncommitted = 0  # how many late answers are in the inbox, or were fetched, but are not committed
+        # How many late answers are in the messager's inbox, or were fetched, but are not committed.
+        self._uncommitted = 0
         self._handled: list[Slice] = []  # answers that need no more work, but are not acknowledged yet
         self._news = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
@@ -72,7 +73,7 @@ class AnswerMailbox:
         self._news.set()
 
     async def _read(self) -> None:
-        """Pass answers from the inbox to their askers, and commit the answers that were passed on, without end."""
+        """Pass answers from this mailbox to their askers, and commit the handled ones, until the task is cancelled."""
         fetcher = self.engine.fetcher
         while True:
             await self._news.wait()
@@ -101,14 +102,14 @@ class AnswerMailbox:
             keep = self._keeps_late and self._fetcher.listens and self._uncommitted < _MOST_KEPT
             self._handled += _slices(found, np.setdiff1d(np.arange(found.low, found.high), late)) if keep else [found]
             self._uncommitted += len(late) if keep else 0
-            # If the messager does not listen, nothing could fetch the late answers. The event log has them.
+            # If the messager does not listen, nobody can fetch late answers, so they are only in the event log.
             if self._fetcher.listens:
                 for part in _slices(found, late):
                     nbytes = 0 if part.batch.lines is None else part.batch.lines.nbytes
                     self._fetcher.inbox.put(Piece(None, part.batch, part.low, part.high, nbytes))
 
     def late_among(self, slices: Iterable[Slice]) -> list[Slice]:
-        """Return those slices of batches that have late answers."""
+        """Return those slices whose messages are late answers: messages that came through this mailbox."""
         if not self._uncommitted:
             return []
         name = self.engine.name
@@ -122,7 +123,7 @@ class AnswerMailbox:
 
 
 def _as_asked(batch: Batch) -> None:
-    """In answers that were sent in a step, replace each question's id by the id with which it was asked."""
+    """Replace, in answers that were sent in a step, the id of each question by the id with which it was asked."""
     extension = batch.extension
     if extension is not None and extension.asked_outside:
         asked = extension.asked_outside

@@ -33,7 +33,7 @@ class AnswerPart(NamedTuple):
 
 
 class AnswerTable:
-    """The answers to n questions. Question i is row i of the columns that were asked.
+    """The answers to n questions. Question i is row i of the columns with which the agents were asked.
 
     A question waits for its answer until the answer has arrived, or the time limit is exceeded. A question that was
     blocked, or that no mailbox got, does not wait.
@@ -53,7 +53,7 @@ class AnswerTable:
         self._row = np.zeros(rows, np.int32)
         self._left = rows
         self.errors: dict[int, NoAnswer] = {}  # by question: the error that says why the question will have no answer
-        self._asked_last = False  # whether another process was asked after the time limit was exceeded
+        self._asked_last = False  # whether `asks_again` has returned True after the time limit
         self._more = more
         self._news = asyncio.Event()
 
@@ -64,14 +64,14 @@ class AnswerTable:
 
     @property
     def done(self) -> bool:
-        """Return whether no more answers are awaited, because all have arrived or the time limit is exceeded."""
+        """Return whether no question waits for an answer any more, or the time limit is exceeded."""
         return self._left == 0 or self.seconds_left == 0
 
     def asks_again(self) -> bool:
-        """Return whether to ask another process for more answers.
+        """Return whether to call `change` again.
 
-        The table asks until all answers have arrived. After the time limit it asks once more, because some answers may
-        have arrived in time.
+        The result is True while a question waits for its answer and time is left. After the time limit the result is
+        True once more, because another process may still have answers that arrived in time.
         """
         if self.done and (self._left == 0 or self._asked_last):
             return False
@@ -116,8 +116,8 @@ class AnswerTable:
         if not self.done:
             _, once = np.unique(places, return_index=True)
             first[once] = True
-            # If a receipt does not know a question's fate, the question is recorded as unsent, but may have been
-            # delivered.
+            # A question whose fate is unknown is recorded as unsent, too. It may have been delivered, so its answer
+            # counts.
             first &= self.waits(places) | (self._part[places] == _UNSENT)
         self.late += len(places) - int(np.count_nonzero(first))
         if first.any():
@@ -155,7 +155,7 @@ class AnswerTable:
 
     @property
     def pending(self) -> NDArray[np.intp]:
-        """Return the numbers of the questions that may still get an answer, ascending."""
+        """Return the numbers of the questions that wait for an answer, or got none in time, ascending."""
         return np.flatnonzero(self._part == _WAITS)
 
     @property
@@ -227,7 +227,7 @@ class AnswerTable:
         return html_table(repr(self), columns, len(self.answered))
 
 
-# A function that waits for answers that another process has, and adds them.
+# A function that waits until another process has answers to the questions of a table, and adds them to the table.
 MoreAnswers = Callable[[AnswerTable], Coroutine[Any, Any, None]]
 
 
@@ -235,9 +235,9 @@ class Answers(AnswerTable):
     """The answers to a messager's questions: `async for answer in answers` yields them as they arrive.
 
     `answers[i]` is the answer to question i as a Message, or None. `answered` is an array of the indices of the
-    questions that have an answer. Three more arrays have the indices of other questions: `pending` of those that may
-    still get an answer, `failed` of those that were delivered but will get no answer, and `blocked` of those that a
-    rule blocked. `to_pandas()` has a row for each question.
+    questions that have an answer. Three more arrays have the indices of other questions: `pending` of those that still
+    wait or got no answer in time, `failed` of those that were delivered but will get no answer, and `blocked` of those
+    that a rule blocked. `to_pandas()` has a row for each question.
     """
 
     async def wait(self) -> "Answers":
@@ -262,9 +262,9 @@ class GroupAnswers(AnswerTable):
     """The answers to questions that were asked by a group's handle: `for answer in answers` yields them as they arrive.
 
     `answers[i]` is the answer to question i as a Message, or None. `answered` is an array of the indices of the
-    questions that have an answer. Three more arrays have the indices of other questions: `pending` of those that may
-    still get an answer, `failed` of those that were delivered but will get no answer, and `blocked` of those that a
-    rule blocked. `to_pandas()` has a row for each question.
+    questions that have an answer. Three more arrays have the indices of other questions: `pending` of those that still
+    wait or got no answer in time, `failed` of those that were delivered but will get no answer, and `blocked` of those
+    that a rule blocked. `to_pandas()` has a row for each question.
     """
 
     def wait(self) -> "GroupAnswers":

@@ -66,15 +66,15 @@ class Conversation:
         self.waits = Waits(engine)
         self.left: list[Message] = []  # messages that a service has fetched, but not handled
         self._mailbox: AnswerMailbox | None = None
-        self.opened = False  # whether there is a mailbox for answers; an attribute, because each fetch reads it
+        self.opened = False  # whether there is a mailbox for answers; no property, because each fetch reads it
         self._opening = asyncio.Lock()
-        self.handed_out: list[Slice] = []  # late answers that the last fetch returned
+        self.handed_out: list[Slice] = []  # late answers that a fetch returned, and that the next fetch commits
         self.keeps_late = True  # if False, a late answer is committed as soon as it is in the inbox
 
     # -- opening and closing --------------------------------------------------------------------------------------
 
     async def resume(self) -> None:
-        """If an earlier messager of the same name has left a mailbox for answers, open it."""
+        """Open the mailbox for answers that an earlier messager of the same name has left, if there is one."""
         if (
             self._engine.steps is None
             and self._engine.named
@@ -112,7 +112,7 @@ class Conversation:
     async def close(self, *, commit: bool) -> None:
         """Close the mailbox for answers, and end all questions.
 
-        With `commit`, first commit the late answers that fetches have returned.
+        With `commit`, first commit the late answers that `hand_out` has recorded.
         """
         if commit:
             await self.commit()
@@ -129,7 +129,7 @@ class Conversation:
             self.handed_out += self._mailbox.late_among(messages.slices)
 
     async def commit(self, messages: Acked | None = None) -> None:
-        """Commit the late answers among `messages`; if `messages` is None, commit those that fetches have returned."""
+        """Commit the late answers among `messages` (None: the late answers that `hand_out` has recorded)."""
         if self._mailbox is None:
             return
         if messages is None:
@@ -180,8 +180,8 @@ class Conversation:
             if asker is not None:
                 rows.behind[len(rows.answers)] = asker.chain
             rows.answers.append(answer)
-            # The question is sent during this sleep. The timer is set only then, because setting it takes as long as
-            # all checks of the question.
+            # The question is sent during this sleep. The timer is set afterwards, so that the question is sent sooner:
+            # setting the timer takes as long as all checks of the question.
             await asyncio.sleep(0)
             async with asyncio.timeout_at(due):
                 receipt = await sent

@@ -20,8 +20,9 @@ logger = logging.getLogger(__name__)
 
 # An error's text is cut to this many characters, because it may quote all the data that could not be read.
 _MOST_TEXT = 1000
-_LONGEST = 100  # the most messages of a chain (see `Asker`) that a question carries: the last ones
-_STUCK_S = 0.2  # a note on waiting handlers is written only after this time, because most answers arrive sooner
+_LONGEST = 100  # a question carries at most this many messages of its chain (see `Asker`): the last ones
+# Seconds until handlers that wait are noted on the server. Most answers arrive sooner, and then no note is written.
+_STUCK_S = 0.2
 
 
 class HandlerFailure(NamedTuple):
@@ -35,7 +36,7 @@ class HandlerFailure(NamedTuple):
     def of(cls, error: BaseException, attempts: int = 1) -> "HandlerFailure":
         """Build the failure from an error.
 
-        Its text is cut, and lone surrogates in it are escaped, so that it can be sent.
+        The error's text is cut, and lone surrogates are escaped, so that the text can be sent.
         """
         try:
             text = str(error)[:_MOST_TEXT]
@@ -76,8 +77,8 @@ class Asker(NamedTuple):
 class Handling(Handled):
     """A message that a handler of `serve` is handling, until the handler has ended.
 
-    Args: `waits` records which handlers of this process wait for answers. If it is None, the group's actor records
-    this.
+    Args: `waits` records which handlers of this process wait for answers. It is None if the group's actor has this
+    record.
     """
 
     __slots__ = ("_service", "_slots", "waits")
@@ -88,7 +89,7 @@ class Handling(Handled):
         self._service, self._slots = service, slots
 
     def asker(self) -> Asker | None:
-        """Return the handler in the form in which it asks questions, or None if its message came from no mailbox."""
+        """Return this handler as an Asker, or None if the handler's message came from no mailbox."""
         batch, row, *_ = slice_of(self.message)
         if batch.origin is None:
             return None
@@ -108,7 +109,7 @@ def handling_here() -> Handling | None:
 
 
 def asker_here() -> Asker | None:
-    """Return the handler that runs this code, in the form in which it asks questions.
+    """Return the handler that runs this code, as an Asker.
 
     Return None if no handler runs this code, or if the handler's message came from no mailbox.
     """
@@ -117,11 +118,11 @@ def asker_here() -> Asker | None:
 
 
 def circle_of(chain: tuple[InHand, ...], asked: CheckedMessage, directory: Directory) -> tuple[InHand, ...]:
-    """Return the last handlers of `chain` that would wait for each other if a question were sent; () if none would.
+    """Return the handlers of `chain` that would wait for each other for ever if a question were sent; () if none would.
 
     The handlers in `chain` wait, each for the next one, and the last one asks the question `asked`. If all handlers of
-    a mailbox that would get the question are in the chain, none of them can ever handle it. Then the result is the
-    chain from the first of these handlers on.
+    a mailbox that would get the question are in the chain, the mailbox can never handle the question. Then the result
+    is the chain from the first handler of this mailbox on.
     """
     for mailbox in directory.routing.mailboxes_of(asked.to_id, asked.topic):
         mine = [at for at, each in enumerate(chain) if each.mailbox == mailbox and each.slots]
@@ -133,14 +134,14 @@ def circle_of(chain: tuple[InHand, ...], asked: CheckedMessage, directory: Direc
 class Waits:
     """The handlers of a mailbox that wait for answers.
 
-    While all handlers of a mailbox wait, the mailbox handles no other message. Then a note on the server says for which
-    questions they wait. `others_handle` returns whether some service other than the given ones may be handling a
-    message.
+    While all handlers of a mailbox wait, the mailbox handles no other message. Then a note on the server lists the
+    questions for whose answers they wait. `others_handle` is a function that takes the names of services, and returns
+    whether another service of the mailbox may be handling a message.
     """
 
     def __init__(self, engine: Engine) -> None:
         self.others_handle: Callable[[Collection[str]], bool] = lambda _: False
-        self.ended = ""  # why the last service has ended; "" while none has ended, or after a new one began
+        self.ended = ""  # why the last service has ended; "" if no service has ended, or a new service runs
         self._engine = engine
         # By the id of a question: the handler that waits for its answer.
         self._waiting: dict[str, tuple[Asker, Ask]] = {}
@@ -167,7 +168,7 @@ class Waits:
 
     def _note(self) -> ServiceNote:
         slots = {asker.service: asker.slots for asker, _ in self._waiting.values()}
-        # By service, then by the id of the message that is handled: the questions for whose answers the handler waits.
+        # By service, then by the id of the message that a handler handles: the questions that the handler has asked.
         asks: dict[str, dict[str, list[Ask]]] = {service: {} for service in slots}
         for asker, ask in self._waiting.values():
             asks[asker.service].setdefault(asker.chain[-1].message, []).append(ask)

@@ -19,8 +19,8 @@ from ray_messaging.receiving.commits import MOST_RANGES
 
 logger = logging.getLogger(__name__)
 
-# The most messages that are fetched and not committed. Each of them may need its own range of acknowledged messages in
-# the next commit. The other half of the allowed ranges is left for late answers.
+# The most messages that are fetched and not committed. Each of them may be a gap between two ranges of acknowledged
+# messages, and a commit has at most MOST_RANGES ranges.
 _MOST = MOST_RANGES // 2
 
 
@@ -79,7 +79,7 @@ class HandOut:
     async def run(self, first: deque[Message]) -> None:
         """Fetch messages, and commit those that are handled, until `stop` is called.
 
-        If fetching fails before that, raise the error.
+        If fetching fails before `stop` is called, raise the error.
 
         Args: `first` has messages that were fetched earlier. These are handed out first, and are removed from `first`.
         """
@@ -123,8 +123,8 @@ class HandOut:
             for message in await self._fetch_messages(limit=free, timeout=None, commit="acked"):
                 self._in_hand += 1
                 self._take(message)
-            # In the first turn of the event loop, the handlers of these messages run. In the second turn, the messages
-            # that these handlers send are sent.
+            # The first turn of the event loop runs the handlers of these messages. The second turn sends the handlers'
+            # own messages.
             for _ in range(2):
                 await asyncio.sleep(0)
 

@@ -175,10 +175,10 @@ class OpenQuestions:
         replies = None if batch.extension is None else batch.extension.in_reply_to
         if replies is None:
             return np.arange(low, high)
-        if high - low == 1:  # for one question, numpy would take five times as long
+        if high - low == 1:  # for one answer, numpy would take five times as long
             return _NO_ROWS if self._answer_one(replies, batch, low) else np.arange(low, high)
         rows = np.arange(low, high)
-        # For each text, whether a question's id begins with it.
+        # For each item of `replies.texts`: whether ids of this messager's questions begin with this text.
         ours = np.array([text in self._texts for text in replies.texts], np.bool_)
         known = np.broadcast_to(ours[0], len(rows)) if replies.places is None else ours[replies.places[rows]]
         numbers = replies.numbers[rows]
@@ -191,7 +191,7 @@ class OpenQuestions:
         return rows[~taken]
 
     def _answer_one(self, replies: MessageIdColumn, batch: Batch, row: int) -> bool:
-        """Pass one answer to its asker. Return False if it answers no open question, so that it is ignored."""
+        """Pass one answer to its asker. Return False if the answer is to no open question, or comes too late."""
         number = replies.numbers.item(row)
         if replies.texts[0 if replies.places is None else replies.places[row]] not in self._texts:
             return False

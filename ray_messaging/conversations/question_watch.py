@@ -16,17 +16,19 @@ from ray_messaging.wire.notes import Ask, ServiceNote, decode_service_note
 
 logger = logging.getLogger(__name__)
 
-# The pause between two checks of the questions. Both must find the same reason, because notes are written with a delay.
+# Seconds between two checks of the open questions. A question is given up only if two checks find the same reason,
+# because mailboxes write their notes (see WaitGraph) to the server with a delay.
 _LOOK_S = 0.5
 _SHARE = 20  # the pause is at least this many times as long as the last check
-_MOST_NOTES = 1000  # the most mailboxes whose notes one check reads
+_MOST_NOTES = 1000  # after the notes of this many mailboxes, one check reads no more notes
 
 
 class WaitGraph(NamedTuple):
     """The graph of which question waits for which other questions.
 
-    The graph is made from the notes that mailboxes write when all their handlers wait. `asks` has the questions by id,
-    and `notes` the note of each mailbox.
+    The graph is made from notes on the server. When all handlers of a mailbox wait for answers to their own questions,
+    the mailbox's note lists these questions. `asks` has the questions of all notes by id, and `notes` has the note of
+    each mailbox.
     """
 
     asks: dict[str, Ask]
@@ -36,16 +38,16 @@ class WaitGraph(NamedTuple):
 
     @classmethod
     def of(cls, notes: Mapping[str, ServiceNote]) -> "WaitGraph":
-        """Build the graph from notes, by mailbox. A note says for which questions a mailbox's handlers wait."""
+        """Build the graph. `notes` has the note of each mailbox."""
         slots = [slot for note in notes.values() for slot in note.slots]
         asks = {ask.question: ask for slot in slots for ask in slot.asks}
         return cls(asks, {slot.message: slot.asks for slot in slots}, notes)
 
     def waits_for(self, ask: Ask) -> list[tuple[Ask, ...]]:
-        """Return, for each handler that may hold up a question, the questions for which that handler waits.
+        """Return, for each handler that may hold up a question, the questions for whose answers that handler waits.
 
-        If a handler has begun with the question, this is that handler. Otherwise these are all handlers of the
-        mailboxes that got the question, and the result is [] if one of the mailboxes has a free handler.
+        If a handler has begun with the question, only this handler holds it up. Otherwise all handlers of the mailboxes
+        that got the question do, and the result is [] if one of the mailboxes has a free handler.
         """
         if ask.question in self.in_hand:
             return [self.in_hand[ask.question]]
@@ -86,18 +88,18 @@ class WaitGraph(NamedTuple):
 
 
 class QuestionWatch:
-    """A watch over the open questions of one messager. From time to time it reads what has become of them.
+    """A task that checks, from time to time, whether one messager's open questions can still get answers.
 
-    The watch ends the wait of a question if no mailbox hosts the asked agent any more, if the service of the agent's
-    mailbox has ended, or if the answer would have to wait for itself. Two checks in succession must find the same
-    reason.
+    The task ends the wait of a question if no mailbox hosts the asked agent any more, if the service of the agent's
+    mailbox has ended, or if handlers wait in a circle for each other's answers. Two checks in succession must find the
+    same reason.
     """
 
     def __init__(self, engine: Engine, questions: OpenQuestions) -> None:
         self._engine = engine
         self._questions = questions
         self._task: asyncio.Task[None] | None = None
-        # By question: why it cannot get an answer, as the last check found.
+        # By the key of a question: why the question cannot get an answer, if the last check found a reason.
         self._seen: dict[object, object] = {}
 
     def begin(self) -> None:
@@ -135,7 +137,7 @@ class QuestionWatch:
         for each in asked:
             circle = graph.circle(each.key, dead) if each.key in dead else []
             why = _hopeless(each, notes) or in_circle((ask.from_id, ask.to_id) for ask in circle)
-            # Of a circle, only the question with the highest id is ended, so that the others can go on.
+            # In a circle, only the question with the highest id ends with an error. Then the other handlers can go on.
             if not why or (circle and max(ask.question for ask in circle) != each.key):
                 continue
             found[each.key] = why, [ask.question for ask in circle]
@@ -144,9 +146,9 @@ class QuestionWatch:
         self._seen = found
 
     async def _notes(self, mailboxes: Iterable[str]) -> dict[str, ServiceNote]:
-        """Return, by mailbox, the notes that say for which questions the handlers of mailboxes wait.
+        """Return the notes of the given mailboxes, of the mailboxes for whose answers these wait, and so on.
 
-        These are the notes of the given mailboxes, of the mailboxes for whose answers these wait, and so on.
+        The keys are the mailboxes. A note says for which questions the handlers of its mailbox wait.
         """
         found: dict[str, ServiceNote] = {}
         asked, left = set[str](), {*mailboxes}
@@ -172,7 +174,7 @@ _ENDED = (
 def _hopeless(asked: OpenQuestion, notes: Mapping[str, ServiceNote]) -> str:
     """Return why no mailbox will answer a question, or "" if one may still answer it.
 
-    Args: `notes` has, by mailbox, what its service has written on the server, such as why the service has ended.
+    Args: `notes` has the note of each mailbox, which may say why the mailbox's service has ended.
     """
     if not asked.mailboxes:
         return _GONE

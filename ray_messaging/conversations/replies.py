@@ -112,7 +112,7 @@ def check_questions(parts: Iterable[Slice]) -> None:
 
 @contextmanager
 def naming(questions: Sequence[Slice]) -> Iterator[None]:
-    """In the `with` block, replace a Closed error by one that names the first question, and who cannot answer it."""
+    """Replace a Closed error in the `with` block by one that names the first question, and the agent that was asked."""
     try:
         yield
     except Closed as error:
@@ -159,7 +159,7 @@ def blocked_among(receipts: Receipts) -> Collection[int]:
 
 
 def note_replied(questions: Iterable[Slice], blocked: Collection[int] = ()) -> None:
-    """Mark questions as answered, except the ones at the places `blocked`, whose answers a rule has blocked."""
+    """Mark questions as answered. `blocked` has the indices of those whose answers a rule blocked: they stay open."""
     place = 0
     for part in questions:
         rows = range(part.low, part.high)

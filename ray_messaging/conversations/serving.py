@@ -76,7 +76,7 @@ class Service(Protocol):
     The MessageServer tells this object which handlers have failed.
     """
 
-    name: str  # no other service of the mailbox has this name
+    name: str  # the service's name, which no other service of the mailbox has
 
     @property
     def waits(self) -> Waits | None:
@@ -221,7 +221,7 @@ class MessageServer:
             raise
         except MessagingError as error:
             raise _Fatal(error) from error
-        if not receipt and receipt.fate == FATES[BLOCKED]:  # otherwise the asker would wait in vain
+        if not receipt and receipt.fate == FATES[BLOCKED]:  # an asker that is not told would wait in vain
             # The rule's reason is left out, because the rule might block a text that quotes the reason, too.
             told = HandlerFailure("AnswerBlocked", f"rule {receipt.rule!r} blocked it")
             await self._tell(message, told)

@@ -39,8 +39,10 @@ CONNECT_S: Final = 5.0
 FAREWELL_S: Final = 1.0
 MISC_S: Final = 1.0  # seconds between two checks of the keepalive
 FOR_EVER_S: Final = 0xFFFFFFFF  # MQTT's number for a session that never expires
-WHILE_AWAY_S: Final = 86_400  # no later process takes over a session without a name: it expires after a day offline
-# The most messages that a broker sends to a client before they are acknowledged, by default (Mosquitto: 20, EMQX: 32).
+# Seconds offline after which the broker drops a session that is not `lasting`.
+WHILE_AWAY_S: Final = 86_400
+# The most messages that a client publishes before the broker has acknowledged them. In the other direction the brokers'
+# default limits are 20 (Mosquitto) and 32 (EMQX).
 AT_ONCE: Final = 20
 STEADY_S: Final = 5.0  # if a connection ends after fewer seconds, two clients may be using the same name
 _SESSION_TAKEN_OVER: Final = 142
@@ -49,7 +51,7 @@ _REFUSED: Final = {134, 135, 138, 140}
 
 
 class Connection:
-    """One client of the broker. If the connection is interrupted, it connects again, with backoff, until it is closed.
+    """One client of the broker. After an interruption it connects again, with backoff, until `close` is called.
 
     While the client is not connected, its session stays at the broker, where messages for its subscriptions wait.
     Messages that were being published are published when the client is connected again. With QoS 2 each message arrives
@@ -57,9 +59,9 @@ class Connection:
 
     Args: `identifier` is the client id to which the session belongs. With `lasting` the session outlasts `close`.
     `on_open` is awaited each time that the client has connected, before anything is published. `on_message` is called
-    with each message, and must not block. `on_message` returns whether the inbox has space for more messages. If not,
-    the connection is closed until `room` is set. `on_end` is called if another client has taken over the session. Then
-    `ended` has the error, and this client never connects again.
+    with each message, and must not block. `on_message` returns whether the inbox has space for more messages. When the
+    inbox is full, the client disconnects until `room` is set. `on_end` is called if another client has taken over the
+    session. Then `ended` has the error, and this client never connects again.
     """
 
     def __init__(
@@ -80,13 +82,13 @@ class Connection:
         self._loop = asyncio.get_running_loop()
         # For each publication or subscription, by the number that paho gives it: the future for which the caller waits.
         self._acks: dict[int, asyncio.Future[Any]] = {}
-        # The numbers of the last received messages; MQTT has 65,535 numbers.
+        # The packet ids of the last received messages. Older ids are dropped, because MQTT reuses its 65,535 ids.
         self._latest: deque[int] = deque(maxlen=5 * AT_ONCE)
         self._accepted: asyncio.Future[ReasonCode] = self._loop.create_future()
         self._cut: asyncio.Future[ReasonCode] = self._loop.create_future()
         self._opened: asyncio.Future[None] = self._loop.create_future()
         self._moved = False  # whether something was acknowledged or received over the present connection
-        self._lasted = self._closing = False  # whether the last connection was steady; whether `close` was called
+        self._lasted = self._closing = False  # whether the last try to connect succeeded; whether `close` was called
         self._full = False  # whether this client has closed the last connection because the inbox was full
         self._task: asyncio.Task[None] | None = None
         self._client = client = Client(
@@ -104,7 +106,7 @@ class Connection:
         self._listen_to(client)
 
     def _listen_to(self, client: Client) -> None:
-        """Set paho's callbacks. Paho opens sockets in another thread, and makes all other calls in this thread."""
+        """Set paho's callbacks. Paho calls `opened` and `has_more` also in the thread that connects."""
         loop = self._loop
         client.on_connect = self._answered
         client.on_disconnect = lambda _c, _u, _flags, code, _p: _settle(self._cut, code)
@@ -130,7 +132,7 @@ class Connection:
         client.on_socket_register_write, client.on_socket_unregister_write = has_more, has_no_more
 
     async def open(self) -> None:
-        """Connect; raise ConnectionFailed if that fails for some seconds, ServerRefused if the login is refused."""
+        """Connect; raise ConnectionFailed if the first try fails, ServerRefused if the broker refuses the login."""
         self._task = asyncio.create_task(self._keep(), name="ray_messaging mqtt connection")
         try:
             await asyncio.shield(self._opened)
@@ -183,20 +185,20 @@ class Connection:
         except ValueError:  # paho refuses a payload above MQTT's own limit
             limit = 268_435_455 - len(topic.encode()) - 2
             raise PayloadTooLarge(
-                f"this payload has {len(payload):,} bytes, and MQTT carries at most {limit:,}",
+                f"this payload has {len(payload):,} bytes, and MQTT carries at most {limit:,}: divide the payload",
                 size=len(payload),
                 limit=limit,
             ) from None
         # Without a connection, paho stores the message, and sends it over the next connection.
         if info.rc not in {MQTT_ERR_SUCCESS, MQTT_ERR_NO_CONN}:
-            raise self._away(f"the MQTT library paho did not accept the message (code {info.rc!r})")
+            raise self._away(f"the MQTT library paho did not accept the message (code {info.rc!r}): please report this")
         try:
             async with asyncio.timeout(self._config.timeout):
                 code: ReasonCode = await self._answer(info.mid)
         except TimeoutError:
             raise OutcomeUnknown(
                 f"the broker at {self._where} did not confirm a message on {topic!r} within "
-                f"{self._config.timeout:g} s: it may still arrive"
+                f"{self._config.timeout:g} s: the message may still arrive, so ask its receiver before you send again"
             ) from None
         if code.is_failure:
             raise ServerRefused(
@@ -207,7 +209,8 @@ class Connection:
     async def subscribe(self, filters: list[str]) -> None:
         """Subscribe with QoS 2. Retained messages are received only for a new subscription.
 
-        Raises: ServerRefused if the broker refuses a filter; ConnectionFailed if the connection is interrupted.
+        Raises: ServerRefused if the broker refuses a filter; ConnectionFailed if the connection is interrupted, or the
+        broker does not answer in time.
         """
         if not filters:
             return
@@ -219,7 +222,8 @@ class Connection:
             await asyncio.wait(ends, timeout=self._config.timeout, return_when=asyncio.FIRST_COMPLETED)
             if not answer.done():
                 raise self._away(
-                    "the connection was cut before the broker had confirmed a subscription: subscribe again"
+                    f"the connection to the broker at {self._where} was cut before the broker had confirmed a "
+                    f"subscription, or the broker did not answer within {self._config.timeout:g} s: subscribe again"
                 )
             codes: list[ReasonCode] = answer.result()
         finally:
@@ -269,7 +273,7 @@ class Connection:
                 self._up.set()  # waiting callers wake up, and get the error
                 self._on_end()
                 return
-            if self._full:  # meanwhile messages wait at the broker
+            if self._full:  # while this client is not connected, messages wait at the broker
                 self._full = False
                 await self.room.wait()
                 continue
@@ -367,7 +371,7 @@ class Connection:
 
     def _come(self, _client: Client, _userdata: object, message: MQTTMessage) -> None:
         if message.dup and message.mid in self._latest:
-            return  # the message was received before, but Mosquitto 2.0 forgets that in a restart
+            return  # after a restart, Mosquitto 2.0 sends messages again that it has delivered
         self._latest.append(message.mid)
         self._moved = True
         made = aiomqtt.Message(
@@ -381,7 +385,7 @@ class Connection:
             self._client.disconnect()
 
     def _refusal(self) -> MessagingError:
-        """Build the error for a connection that the broker has refused, or closed before it accepted it."""
+        """Build the error for a connection that the broker has refused, has closed, or has not accepted in time."""
         if not self._accepted.done():
             why = self._cut.result() if self._cut.done() else f"no answer within {CONNECT_S:g} s"
             return self._unreachable(why)

@@ -51,7 +51,7 @@ class _Send(NamedTuple):
 class _ActorClass(ABCMeta):  # derived from ABCMeta, so that a subclass of Messager may be abstract
     """Metaclass that gives a class `remote` and `options`, as `ray.remote` does. The class can still be called.
 
-    If the class itself had these two, they would be methods of the actor.
+    The class itself does not define `remote` and `options`, because they would then be methods of the actor.
     """
 
     @property
@@ -67,7 +67,7 @@ class _ActorClass(ABCMeta):  # derived from ABCMeta, so that a subclass of Messa
 
 def _on_ray(cls: type, attribute: str) -> Any:  # noqa: ANN401 - an actor class of Ray's
     if hasattr(cls, "__ray_actor_class__"):
-        # Ray sets its own `remote` in the class that it derives. If the class had one already, Ray would warn.
+        # Ray has derived this class, and sets its own `remote` in it. Ray would warn about a `remote` that exists.
         raise AttributeError(f"{cls.__name__} has no {attribute!r}")
     return ray.remote(cls)
 
@@ -107,7 +107,7 @@ class Messager(metaclass=_ActorClass):
         self.settings = settings = settings or MessagingConfig()
         self._config = broker_config(hostname, port, username, password, timeout)
         self._sender = f"mqtt-{self.name or uuid.uuid4().hex}"
-        self._epoch = time.time_ns() // 1000  # a part of message ids; later processes of this name have higher numbers
+        self._epoch = time.time_ns() // 1000  # a part of message ids; later messagers of this name have higher epochs
         self._number = 0
         self._log: deque[dict[str, Any]] = deque(maxlen=settings.log_list_messages)
         self._inbox: deque[aiomqtt.Message] = deque()
@@ -126,7 +126,7 @@ class Messager(metaclass=_ActorClass):
     async def connect(self) -> None:
         """Connect; a second call is harmless. After `disconnect`, subscribe and start listening again as well.
 
-        Raises: ConnectionFailed if that fails for some seconds; ServerRefused if the broker refuses the login.
+        Raises: ConnectionFailed if the first try fails, within 5 s; ServerRefused if the broker refuses the login.
         """
         async with self._changing:
             if self._out is not None:
@@ -150,7 +150,7 @@ class Messager(metaclass=_ActorClass):
                 await out.close()
                 raise
             self._out, self._in, self._was_connected = out, heard, True
-            self._outbox: asyncio.Queue[_Send] = asyncio.Queue()  # the accepted sends without a verdict
+            self._outbox: asyncio.Queue[_Send] = asyncio.Queue()  # accepted sends that wait for a verdict of the rules
             self._room = asyncio.Semaphore(self.settings.outbox_messages)
             self._slots = asyncio.Semaphore(AT_ONCE)
             self._publishing: set[asyncio.Task[None]] = set()
@@ -167,7 +167,7 @@ class Messager(metaclass=_ActorClass):
             await self._outbox.join()
             await asyncio.gather(*self._publishing, return_exceptions=True)
             await end(self._sending)
-            # Another task may have sent since the outbox was empty, and nothing would send these messages now.
+            # Other tasks may have put messages into the outbox since it was empty. Nothing sends them any more.
             left = [self._outbox.get_nowait() for _ in range(self._outbox.qsize())]
             _fail(left, Closed("this messager was disconnected, and this message was not sent", unsent=True))
             out, heard, self._out, self._in = self._out, self._in, None, None
@@ -202,14 +202,15 @@ class Messager(metaclass=_ActorClass):
     async def ping(self) -> None:
         """Publish `ping` on the topic `ping`, and wait for the broker's answer.
 
-        Raises: Closed if this is not connected; ConnectionFailed or OutcomeUnknown if the broker does not answer.
+        Raises: Closed if this messager is not connected; ConnectionFailed or OutcomeUnknown if the broker does not
+        answer.
         """
         out = self._connected(Closed)
         await out.wait_up()
         await out.publish("ping", b"ping")
 
     def _connected(self, kind: type[MessagingError]) -> Connection:
-        """Return the connection for sends; raise an error of type `kind` if this is not connected."""
+        """Return the connection for sends; raise an error of type `kind` if this messager is not connected."""
         if self._out is None:
             again = " again" if self._was_connected else ""
             raise kind(f"this messager is not connected: `await messager.connect()`{again} first")
@@ -225,7 +226,7 @@ class Messager(metaclass=_ActorClass):
     def set_message_interceptor(self, message_interceptor: object) -> None:
         """Use another interceptor from the next batch on (None: no interceptor).
 
-        Raises: ConfigError if it is not the handle of an interceptor.
+        Raises: ConfigError if `message_interceptor` is not the handle of an interceptor.
         """
         timeout_s = self.settings.interceptor_timeout_s
         client = PassAll() if message_interceptor is None else verdict_client_for(message_interceptor, timeout_s)
@@ -249,9 +250,10 @@ class Messager(metaclass=_ActorClass):
         """Send one message and return its receipt. `to_uuid` is not needed on an agent's topic.
 
         The message's fate is `blocked` if a rule blocks it, and otherwise `published`, once the broker has it.
-        Raises: Closed if this is not connected; InvalidAddress for an invalid topic or id; InvalidPayload or
-        PayloadTooLarge for an invalid payload; ConnectionFailed or InterceptorUnavailable if it was not sent; Fenced if
-        another messager has the name now; OutcomeUnknown if it may still arrive.
+        Raises: Closed if this messager is not connected; InvalidAddress for an invalid topic or id; InvalidPayload or
+        PayloadTooLarge for an invalid payload; ConnectionFailed or InterceptorUnavailable if the message was not sent;
+        ServerRefused if the broker refuses the message; Fenced if another messager has the name now; OutcomeUnknown if
+        the message may still arrive.
         """
         self._connected(Closed)
         checked = check_topic(topic)
@@ -377,8 +379,8 @@ class Messager(metaclass=_ActorClass):
 
         Args: `topics` is a topic or filter, a pair of a topic or filter and its QoS, or a sequence of these. `agents`
         is not used, because the topics name their agents.
-        Raises: NotListening if this is not connected; InvalidAddress for an invalid topic or filter; ServerRefused for
-        a filter that the broker does not allow.
+        Raises: NotListening if this messager is not connected; InvalidAddress for an invalid topic or filter;
+        ServerRefused for a filter that the broker does not allow.
         """
         self._connected(NotListening)
         wanted = subscriptions_of(topics)
@@ -398,9 +400,9 @@ class Messager(metaclass=_ActorClass):
         return len(self._inbox) < self.settings.inbox_messages
 
     async def start_listening(self) -> None:
-        """Allow `fetch_messages`.
+        """Let `fetch_messages` return messages from now on.
 
-        This can be called before or after `subscribe`.
+        This method can be called before or after `subscribe`.
 
         Raises: NotListening if this messager is not connected.
         """
@@ -410,7 +412,7 @@ class Messager(metaclass=_ActorClass):
     async def receive_messages(self) -> None:
         """Listen as `start_listening` does, and return when the messager disconnects. Run this in a task of its own.
 
-        Raises: NotListening if this is not connected; Fenced if another messager has the name now.
+        Raises: NotListening if this messager is not connected; Fenced if another messager has the name now.
         """
         await self.start_listening()
         await self._closed.wait()
@@ -428,10 +430,10 @@ class Messager(metaclass=_ActorClass):
     async def fetch_messages(self, *, timeout: float | None = 0.0) -> list[aiomqtt.Message]:
         """Return the messages that have arrived, in order; wait up to `timeout` seconds (None: for ever) for one.
 
-        After `disconnect` this returns the messages that were received before, and then no more. Before
-        `start_listening` it returns [] if `timeout` is 0, and otherwise raises NotListening.
-        Raises: NotListening before `start_listening`; Fenced, when all messages are fetched, if another messager has
-        the name now.
+        After `disconnect`, return the messages that were received before, and then no more. Before `start_listening`,
+        return [] if `timeout` is 0.
+        Raises: NotListening before `start_listening` if `timeout` is not 0; Fenced, when all messages are fetched, if
+        another messager has the name now.
         """
         check_timeout(timeout)
         ended = self._was_connected and self._out is None
@@ -450,7 +452,7 @@ class Messager(metaclass=_ActorClass):
         if timeout != 0:
             with suppress(TimeoutError):
                 async with asyncio.timeout(timeout):
-                    # Another call that waits may have fetched what came.
+                    # This is a loop, because another waiting call may fetch the messages before this one wakes up.
                     while not self._inbox and self._in is not None and self._in.ended is None:
                         self._came.clear()
                         await self._came.wait()

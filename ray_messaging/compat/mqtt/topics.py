@@ -8,12 +8,11 @@ from ray_messaging.addressing.channels import AgentId, check_id, check_name, che
 from ray_messaging.errors import InvalidAddress
 
 TOPIC_BYTES = 65_535
-# A broker disconnects a client that uses a topic with more levels than it allows: 128 for EMQX, 200 for Mosquitto.
+# A broker disconnects a client that uses a topic with too many levels. EMQX allows 128 levels, and Mosquitto 200.
 TOPIC_LEVELS = 128
 
-# MQTT forbids NUL, and allows a broker to disconnect a client for control characters and Unicode noncharacters, which
-# Mosquitto does. The client would then connect and send the same message again and again, so that such a topic would
-# block all later messages.
+# MQTT forbids NUL, and allows brokers to disconnect a client for control characters and Unicode noncharacters, as
+# Mosquitto does. The client would then connect and send the message again and again, and all later messages would wait.
 _UNFIT = re.compile(
     "[\x00-\x1f\x7f-\x9f\ufdd0-\ufdef"
     + "".join(f"{chr(plane << 16 | 0xFFFE)}{chr(plane << 16 | 0xFFFF)}" for plane in range(17))
@@ -121,7 +120,8 @@ def _check(kind: str, text: object) -> str:
     if not isinstance(text, str):
         agent_id = text if isinstance(text, int) else "<agent id>"
         raise InvalidAddress(
-            f"{kind} {text!r} must be a str; for an agent: exps/<exp_id>/agents/{agent_id}/agent-chat", value=text
+            f"{kind} {text!r} must be a str, such as 'exps/<exp_id>/agents/{agent_id}/agent-chat' for an agent",
+            value=text,
         )
     if text.startswith("exps:"):
         raise InvalidAddress(
