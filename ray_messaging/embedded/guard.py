@@ -173,7 +173,7 @@ class Valkey:
             os.kill(self.pid, signal.SIGKILL)
         with suppress(ProcessLookupError):  # the process died before it had a process group
             os.killpg(self.pid, signal.SIGKILL)
-        with suppress(ChildProcessError):  # the system may have forgotten the process, see above
+        with suppress(ChildProcessError):  # on other systems than Linux, the process may be forgotten already
             os.waitpid(self.pid, 0)
         # Valkey's child that rewrote the append-only file is now a child of the guard, which is a subreaper.
         with suppress(ChildProcessError):

@@ -44,7 +44,7 @@ class ServerSupervisor:
             self._serves(self._server.take_over() if succeed else self._server.start())
         except (ConfigError, ServerFailed) as error:
             self.failure = error
-            # Only a server that is taken over has data that a restart may bring back. `data_dir` is None if the server's
+            # Only a server that is taken over has data that a restart may bring back. `data_dir` is None if its
             # temporary directory is gone.
             again = succeed and self._server.data_dir is not None
             if not again or not self._restart(str(error)):
