@@ -18,9 +18,9 @@ JOIN_S: Final = 5.0
 
 
 class ServerSupervisor:
-    """Keeper of one server, which it restarts when the server has died.
+    """Supervisor of one server. A thread restarts the server when the server has died.
 
-    The keeper gives up when the server has died within seconds of a start several times in succession.
+    The supervisor gives up when the server has died within seconds of a start several times in succession.
     """
 
     def __init__(self, server: EmbeddedServer) -> None:

@@ -362,7 +362,7 @@ class EventLog:
 
         Raises: Unbalanced if a send has no fate, two fates or repeated rows; the error's `offenders` are the ids of
         these messages. Unbalanced is also raised if the log says that the server has lost rows, if a file of the log is
-        gone, or if the log of a finished run is read, and no end of the run is recorded.
+        gone, or if the log was opened by its folder, which records no end of the run.
         """
         found: Balance = self._source.ask("balance", expand=expand)
         return found
