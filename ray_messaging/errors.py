@@ -192,11 +192,11 @@ class UnknownName(MessagingError, LookupError):
 
 
 class AlreadyExists(MessagingError, ValueError):
-    """A name is taken, such as that of an experiment, a group or a survey, or another group hosts an agent already.
+    """The name of an experiment, group or survey is taken, or an agent belongs to another group already.
 
-    It is also raised if a folder has the log of another run, or if another messager or Ray task already iterates over a
-    group's steps. `kind` says what exists, and `value` is its name or id; `owner` is its owner, or None if the owner is
-    not known.
+    This error is also raised if a folder has the log of another run, or if another messager or Ray task already
+    iterates over a group's steps. `kind` says what exists, and `value` is its name or id. `owner` is the name of its
+    owner, or None if the owner is not known.
     """
 
     kind: str
@@ -224,14 +224,15 @@ class NotListening(MessagingError, RuntimeError):
 
 
 class TransactionError(MessagingError, RuntimeError):
-    """A transaction cannot be opened because another one is open, or cannot go on because it ended or is too large."""
+    """A transaction cannot be opened or cannot go on, for example because another one is open, or it is too large."""
 
 
 class NotRepeatable(MessagingError, AssertionError):
-    """A model gave another result when it ran again (`ray_messaging.testing.check_repeatable`).
+    """A model gave another result when it ran again in `ray_messaging.testing.check_repeatable`, or in a fork.
 
     `step` and `agent` say where the results first differ. If `what` is "message" or "state", `mine` is the message or
-    state of the first run, and `theirs` that of the later run. A message that a run did not send is None. If only the
+    state of the first run, and `theirs` is that of the later run. For a fork, `mine` is the message of the fork, and
+    `theirs` is that of the run from which the fork was made. A message that a run did not send is None. If only the
     later run failed, `what` is "failure", `mine` is None, and `theirs` is the text of the later run's error.
     """
 
@@ -287,7 +288,8 @@ class StepFailed(MessagingError, RuntimeError):
     """The model's function failed for an agent in a step of a run; the step was not committed.
 
     `agent`, `step` and `group` say where. `agent` is None if the model has one function for a whole group. `trace` is
-    the traceback of the model's code as text, or "" if that code did not raise.
+    the traceback of the model's code as text, or "" if that code did not raise. This error is also raised if the
+    condition `until=` fails after a step. Then the step is committed, `agent` is None, and `group` is "".
     """
 
     agent: int | str | None
@@ -327,10 +329,10 @@ class UndeclaredSend(MessagingError, ValueError):
 
 
 class NoAnswer(MessagingError, TimeoutError):
-    """A question has no answer, because `agent` gave none within `timeout` seconds, or the question never arrived.
+    """A question has no answer: `agent` gave none within `timeout` seconds, can give none, or never got the question.
 
-    `question` is the message id of the question, and `fate` says what became of it, such as "delivered". If the
-    question was not sent, `question` is "" and `fate` is "unknown".
+    `question` is the message id of the question, and `fate` says what became of the question, such as "delivered". If
+    the question was not sent, or the server did not confirm it, `question` is "" and `fate` is "unknown".
     """
 
     agent: object
@@ -360,18 +362,21 @@ class QuestionBlocked(MessagingError, PermissionError):
 
 
 class NoQuestion(MessagingError, ValueError):
-    """`agent` cannot reply to the message `question`, which expects no answer from `agent`, or was answered already."""
+    """`agent` cannot reply to the message `question`.
+
+    For example, the message expects no answer from `agent`, was answered already, or was read in another step.
+    """
 
     question: str
     agent: object = None
 
 
 class CommitFailed(MessagingError, RuntimeError):
-    """Fetched messages could not be committed, mostly because they were held too long, and fetched again by others.
+    """Fetched messages could not be committed, mostly because they were held too long, and another fetch got them.
 
-    `group` is the name of the group or messager that got the messages, and `messages` is their number. `held_s` is for
-    how many seconds the messages were held, and `loan_s` for how many seconds they may be held. Both are None if the
-    error has another cause.
+    `group` is the name of the group or messager that fetched the messages first, and `messages` is their number. The
+    messages were held for `held_s` seconds, and may be held for `loan_s` seconds. `held_s` and `loan_s` are None if no
+    other fetch got the messages.
     """
 
     group: str
@@ -413,7 +418,7 @@ def ended(exp_id: str, why: str = "", *, unsent: bool = False) -> Closed:
 class Fenced(MessagingError, RuntimeError):
     """This process no longer owns the name `name`, mostly because a newer process has taken over this name.
 
-    It is the name of a mailbox, sender, group, experiment or event log. The server gives each owner of a name a number,
+    `name` belongs to a mailbox, sender, group, experiment or event log. The server gives each owner of a name a number,
     and `epoch` is the number of this process. If the error is about a step that does not follow the group's last closed
     step, `epoch` is the number of that closed step.
     """
@@ -437,10 +442,10 @@ class BodyLost(FrameError):
 
 
 class InvalidColumns(MessagingError, ValueError):
-    """Columns of a call that sends many messages do not fit together, or have values that cannot be sent.
+    """Columns of many messages do not fit together, have values that cannot be sent, or are missing in a message.
 
     `column` is the name of a column of `columns(...)`, or None if the error is not about one such column. `row` is the
-    number of the row with the invalid value, or None if the error is not about one row.
+    number of the row or message that is at fault, or None if the error is not about one of them.
     """
 
     column: str | None = None
@@ -464,9 +469,10 @@ class TraceError(MessagingError, ValueError):
 
 
 class LogError(MessagingError, RuntimeError):
-    """The event log's folder, `path`, cannot be used, or rows are missing in it.
+    """The event log cannot be used, or rows are missing in it.
 
-    `lost` is true if the server has lost the missing rows.
+    `path` is the log's folder, or the file that cannot be read or written. `lost` is true if the server has lost the
+    missing rows.
     """
 
     path: str
@@ -490,7 +496,10 @@ class Unbalanced(MessagingError, AssertionError):
 
 
 class ServerFailed(MessagingError, RuntimeError):
-    """The embedded server did not start, or died; `log` has the last lines of the server's output."""
+    """The embedded server did not start, or died, or Ray did not start.
+
+    `log` has the last lines of the embedded server's output. It is "" if Ray did not start.
+    """
 
     log: str
 

@@ -26,10 +26,11 @@ AWAITED_NAME: Final = ".ray_messaging.heir"
 CONFIG_NAME, LOG_NAME = "valkey.conf", "valkey.log"
 APPEND_ONLY_NAME: Final = "appendonlydir"
 LOG_LINES: Final = 20
-LOCK_TIMEOUT_S: Final = 0.5  # a killed server loses its lock within milliseconds
-KEPT_TIMEOUT_S: Final = 2.0  # if a driver was killed, the owner of its server ends a moment later
+LOCK_TIMEOUT_S: Final = 0.5  # how long to wait for the lock of a killed server, which loses it within milliseconds
+# How long a new server waits for another one on its directory. If a driver was killed, its server ends a moment later.
+KEPT_TIMEOUT_S: Final = 2.0
 PAUSE_S: Final = 0.02
-AWAITED_S: Final = 60.0  # unless the experiment has ended, Ray starts a successor within this time
+AWAITED_S: Final = 60.0  # how long to keep the data for a successor, which Ray starts within this time, if at all
 STOPPING: Final = b"stopping"
 
 
@@ -51,7 +52,7 @@ def take_lock(path: Path, *, create: bool) -> int:
     lock = os.open(name, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC | (os.O_CREAT if create else 0), 0o600)
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        # A sweep has removed the file before this process had the lock.
+        # True if a sweep removed the lock file before this process had the lock.
         if not os.path.samestat(os.fstat(lock), name.stat()):
             raise FileNotFoundError(name)
         mark(lock, b"process %d" % os.getpid())
@@ -101,7 +102,10 @@ def expect_successor(path: Path) -> None:
 
 
 def _expects_successor(path: Path) -> bool:
-    """Return whether a successor may still start on a directory that this process has locked."""
+    """Return whether a successor may still start on a directory that this process has locked.
+
+    The time of waiting, AWAITED_S, begins with the first call for the directory.
+    """
     awaited = path / AWAITED_NAME
     if not awaited.exists():
         return False
@@ -127,7 +131,7 @@ def make_temporary(path: Path, busy: Callable[[], None]) -> int:
     sweep(path.parent, busy)
     while True:
         path.mkdir(mode=0o700)
-        # The sweep of another guard removed the directory before this process had the lock.
+        # If the sweep of another guard removes the directory before this process has the lock, make it again.
         with suppress(FileNotFoundError, BlockingIOError):
             return take_lock(path, create=True)
 
@@ -164,7 +168,7 @@ def handed_over(path: Path, timeout_s: float, busy: Callable[[], None], *, creat
 def sweep(root: Path, busy: Callable[[], None]) -> None:
     """Remove this user's temporary directories that nobody needs any more.
 
-    Their guard and their owner have died, and no successor of the owner is expected any more.
+    The guard and the owner of such a directory have died, and no successor of the owner is expected any more.
 
     Args: `busy` is called each time that a directory was removed, to show that this process still works.
     """
@@ -186,7 +190,7 @@ def sweep(root: Path, busy: Callable[[], None]) -> None:
 def remove(path: Path) -> None:
     """Remove a locked directory.
 
-    The lock file is removed last. So if this is interrupted, a later sweep can continue.
+    The lock file is removed last. So if this process is killed before, a later sweep can continue.
     """
     for child in path.iterdir():
         if child.is_dir() and not child.is_symlink():

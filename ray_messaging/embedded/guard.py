@@ -35,13 +35,15 @@ else:
     from ray_messaging.embedded import data_directory
     from ray_messaging.embedded.guard_watch import Fsync, GuardWatch, HandedOver, Ordered, Port, Stopped
 
-# The server is given up if it neither answers nor uses CPU time for this long; the owner's limit is 10 s.
+# The guard gives the server up if it neither answers nor uses CPU time for this long. The owner gives the guard up
+# if the guard sends no event for 10 s.
 ANSWER_TIMEOUT_S: Final = 8.0
 READY_POLL_S: Final = 0.01
 # The time limit for an answer on the port, where another program may listen that never answers.
 PROBE_TIMEOUT_S: Final = 0.25
-STOP_TIMEOUT_S: Final = 5.0  # the time for the last fsync; after it the server is killed
-# This is enough to write half a gigabyte. With the time for stopping, it is below the owner's limit of 15 s.
+STOP_TIMEOUT_S: Final = 5.0  # the time for the last fsync; then the server is killed
+# In this time, the server can write half a gigabyte. Together with STOP_TIMEOUT_S, it is below the 15 s after which the
+# owner kills the guard.
 REWRITE_TIMEOUT_S: Final = 5.0
 REWRITE_POLL_S: Final = 0.02
 REWRITES: Final = (
@@ -91,10 +93,11 @@ class Valkey:
             log = os.open(data_directory.LOG_NAME, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
             for source, target in ((os.open(os.devnull, os.O_RDONLY), 0), (log, 1), (log, 2)):
                 os.dup2(source, target)
-            # Valkey's child, which rewrites the append-only file, is in this group, so that a kill reaches it too.
+            # The new process group will have Valkey and its child that rewrites the append-only file. A kill of the
+            # group reaches both.
             os.setpgid(0, 0)
             operating_system.die_with_parent()
-            if os.getppid() == guard:  # otherwise the guard died before this call
+            if os.getppid() == guard:  # otherwise the guard died before die_with_parent()
                 environment = self._order["environment"] | os.environ
                 command = ["valkey-server", data_directory.CONFIG_NAME]
                 os.execve(self._order["binary"], command, environment)  # noqa: S606 - no shell is wanted
@@ -161,7 +164,7 @@ class Valkey:
     def stop(self) -> None:
         """Stop the process and its children, with SIGTERM and then SIGKILL; return when all of them are gone."""
         deadline = time.monotonic() + STOP_TIMEOUT_S
-        # The signal is blocked because it could otherwise arrive, and be lost, between exited() and the wait.
+        # SIGCHLD is blocked, because otherwise it could arrive, and be lost, between exited() and the wait.
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGCHLD})
         os.kill(self.pid, signal.SIGTERM)
         while not self.exited() and (left_s := deadline - time.monotonic()) > 0:
@@ -170,20 +173,21 @@ class Valkey:
             os.kill(self.pid, signal.SIGKILL)
         with suppress(ProcessLookupError):  # the process died before it had a process group
             os.killpg(self.pid, signal.SIGKILL)
-        with suppress(ChildProcessError):  # the system may have forgotten the process, see above
+        with suppress(ChildProcessError):  # on other systems than Linux, the process may be forgotten already
             os.waitpid(self.pid, 0)
         # Valkey's child that rewrote the append-only file is now a child of the guard, which is a subreaper.
         with suppress(ChildProcessError):
             while True:
                 os.waitpid(-self.pid, 0)
-        # The next Valkey process would inherit the blocked signal.
+        # SIGCHLD is unblocked again, because the next Valkey process would inherit a blocked signal.
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGCHLD})
 
 
 def serve(order: dict[str, Any], path: Path, lock: int, port: Port, watch: GuardWatch) -> None:
     """Start the server, and wait until it dies. Tell the owner if the server cannot start, is ready, or has died.
 
-    Raises: Stopped if the server must stop; HandedOver if a successor wants the data. The server is stopped then.
+    Raises: Stopped if the server must stop; HandedOver if a successor wants the data. Before this function raises one
+    of them, it stops the server.
     """
     try:
         port.open()
@@ -242,7 +246,9 @@ def run_epilogue(order: dict[str, Any], umask: int) -> None:
 def guard(owner: int, umask: int) -> None:
     """Carry out the owner's orders, then clean up.
 
-    Raises: CannotStart if the data directory cannot be used; otherwise Stopped or HandedOver when all is done.
+    This function never returns. It ends by an exception.
+
+    Raises: CannotStart if the data directory cannot be used; Stopped or HandedOver after the server has ended.
     """
     watch = GuardWatch(owner)
     order = read_line()

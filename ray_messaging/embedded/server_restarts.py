@@ -12,15 +12,15 @@ from ray_messaging.errors import ConfigError, ServerFailed
 
 logger = logging.getLogger(__name__)
 
-SETTLED_S: Final = 5.0  # a server that has run for this long was not killed by the data that it has loaded
+# If a server has run for longer than this, the data that it loaded did not kill it, so `_attempts` begins at 0 again.
+SETTLED_S: Final = 5.0
 JOIN_S: Final = 5.0
 
 
 class ServerSupervisor:
-    """Keeper of one server.
+    """Supervisor of one server. A thread restarts the server when the server has died.
 
-    The keeper restarts a server that has died. It gives up when the server has died within seconds several times in
-    succession.
+    The supervisor gives up when the server has died within seconds of a start several times in succession.
     """
 
     def __init__(self, server: EmbeddedServer) -> None:
@@ -38,13 +38,14 @@ class ServerSupervisor:
     def start(self, *, succeed: bool) -> None:
         """Start the server. If that fails, `config` raises the failure.
 
-        Args: `succeed` says to take over the server of a previous owner.
+        Args: with `succeed`, take over the server of a previous owner.
         """
         try:
             self._serves(self._server.take_over() if succeed else self._server.start())
         except (ConfigError, ServerFailed) as error:
             self.failure = error
-            # Only a server that is taken over with a `data_dir` has data that a restart may bring back.
+            # Only a server that is taken over has data that a restart may bring back. `data_dir` is None if its
+            # temporary directory is gone.
             again = succeed and self._server.data_dir is not None
             if not again or not self._restart(str(error)):
                 return

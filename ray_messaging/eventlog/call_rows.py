@@ -188,7 +188,7 @@ def _rows_of(folder: Folder, files: Sequence[str], steps: Set[int], *more: pa.Ta
 
 
 def _read(folder: Folder, file: str, step: int | None = None, columns: Sequence[str] | None = None) -> pa.Table:
-    """Return the rows of a file, or only the rows of one step, with some columns (None: with all)."""
+    """Return the rows of a file. With `step`, return only the rows of this step; with `columns`, only these columns."""
     try:
         stored = ds.dataset(file, _SCHEMA, _FORMAT, folder.filesystem)
         return stored.to_table(columns, filter=None if step is None else ds.field("step") == step)

@@ -27,7 +27,10 @@ _STEP, _FORMAT = b"step", b"format"
 
 
 def write_checkpoint(folder: Folder, step: int, copied: Sequence[CopiedKey]) -> None:
-    """Write the checkpoint after a step, atomically and durably. Raises OSError if that fails."""
+    """Write the checkpoint of a step, atomically and durably. Raises OSError if that fails.
+
+    Args: `copied` has the server's keys with the values that they had after the step.
+    """
     rows = [(each.key, each.kind, *pair) for each in copied for pair in each.content]
     columns = [*zip(*rows, strict=True)]
     facts = {_STEP: b"%d" % step, _FORMAT: b"%d" % FORMAT}

@@ -76,7 +76,8 @@ def compare(mine: EventLog | str | Path, theirs: EventLog | str | Path) -> Compa
 
     The messages of each agent are compared, with their recipients and their order. Message ids are not compared.
 
-    Raises: LogError if a folder contains no event log; ConfigError unless both runs had steps.
+    Raises: LogError if a folder contains no event log; ConfigError if a run had no steps, or if neither run sent a
+    message in a step.
     """
     logs = [log if isinstance(log, EventLog) else EventLog.open(log) for log in (mine, theirs)]
     first = logs[0].diff(logs[1])

@@ -35,7 +35,7 @@ class FolderSource:
     """The source of a finished log: it answers queries from the files of a folder."""
 
     live = False
-    unended: str | None = None  # advice if no end of the run is recorded; None: the run has ended
+    unended: str | None = None  # advice if no end of the run is recorded; None: it is, or there is no record
     absent: str  # which rows are missing because a file is gone; "" if none
 
     def __init__(self, log_dir: str | Path) -> None:
@@ -104,7 +104,8 @@ class EventLog:
         If no end of the run is recorded, a warning is logged: either the run is still going on, or it was killed and
         rows may be missing. If a file of the log is gone, another warning says which rows are missing.
 
-        Raises: LogError if the folder contains no event log, or cannot be read.
+        Raises: LogError if the folder contains no event log, or cannot be read; ConfigError if another version of
+        ray_messaging wrote it in another format, or if `log_dir` is a URI with a password.
         """
         source = FolderSource(log_dir)
         for lacking in filter(None, (source.unended, source.absent)):
@@ -360,8 +361,8 @@ class EventLog:
         checked only as a whole.
 
         Raises: Unbalanced if a send has no fate, two fates or repeated rows; the error's `offenders` are the ids of
-        these messages. Unbalanced is also raised if the log says that the server has lost rows, or if a file of the log
-        is gone.
+        these messages. Unbalanced is also raised if the log says that the server has lost rows, if a file of the log is
+        gone, or if the log was opened by its folder, which records no end of the run.
         """
         found: Balance = self._source.ask("balance", expand=expand)
         return found
@@ -399,7 +400,7 @@ class EventLog:
         recipients, order, fates, rules and labels, but not their ids. The first message is the one with the lowest
         step, then with the lowest recipient, then with the lowest sender, and then the one that was sent first.
 
-        Raises: ConfigError unless both runs had steps.
+        Raises: ConfigError if a run had no steps, or if neither run sent a message in a step.
         """
         in_steps = [log.run["steps"] is not None for log in (self, other) if log.run is not None]
         if len({*in_steps}) > 1:

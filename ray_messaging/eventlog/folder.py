@@ -69,8 +69,8 @@ class StepPosition(NamedTuple):
     """How far the log has read an experiment's steps.
 
     `handled` is the last step whose messages are all in the log. Of later steps, the log can have only messages that
-    were sent outside of steps. A box holds the messages that one mailbox reads in one step. `outside` says, for each
-    box of a later step, how many rows of such messages the log has read from it.
+    were sent outside of steps. A box holds the messages that one mailbox reads in one step. `outside` maps each box of
+    a later step to the number of rows that the log has read from the box.
     """
 
     handled: int
@@ -98,9 +98,10 @@ class Segment(msgspec.Struct, frozen=True):
 
 
 class Staged(NamedTuple):
-    """A written file of the log that readers do not see yet.
+    """A segment of the log that readers do not see yet.
 
-    `content` is the name of a durable temporary file. On an object store it is the bytes of the future file.
+    In a local folder, `content` is the path of a durable temporary file, which will be renamed. On an object store, it
+    is the bytes of the future file, which is not written yet.
     """
 
     segment: Segment
@@ -129,7 +130,8 @@ class Folder:
 
         Args: with `any_schema`, log files with another schema are accepted. The caller is going to remove them.
 
-        Raises: LogError if the folder cannot be written, or holds the log of another experiment.
+        Raises: LogError if the folder cannot be written, or holds the log of another experiment; ConfigError for a
+        segment of another schema.
         """
         probe = self._temporary("_probe")
         try:
@@ -198,7 +200,7 @@ class Folder:
 
         Args: with `records`, also remove the records of the run, and the files of audiences.
 
-        Raises: LogError if that fails.
+        Raises: LogError if a file cannot be removed.
         """
         beside = {CHECKPOINTS, *(f"_{kind}" for kind in CollectedKind)} | ({AUDIENCES} if records else set())
         segments = sorted(self._files(SEGMENT), key=lambda info: _number(info.base_name))
@@ -272,12 +274,12 @@ class Folder:
     def write_collected(
         self, kind: CollectedKind, born: str, steps: tuple[int, int], data: bytes | pa.Buffer, *, epoch: int
     ) -> None:
-        """Write collected data of one kind and of some steps, atomically and durably.
+        """Write a file with collected data of one kind and of some steps, atomically and durably.
 
-        Args: `steps` are the first and the last step of the data. `epoch` is the number of the log's present writer:
-        each new writer gets a higher one.
+        Args: `born` is the time at which the server began to count the steps. `steps` are the first and the last step
+        of the data. `epoch` is the number of the log's present writer: each new writer gets a higher number.
 
-        Raises: OSError if that fails.
+        Raises: OSError if the file cannot be written.
         """
         of_writer = "" if self.local else f"-e{epoch}"
         name = f"_{kind}/{born}/{steps[0]:08d}-{steps[1]:08d}{of_writer}.parquet"
@@ -400,11 +402,11 @@ class Folder:
             raise self.damaged(info.path, error) from error
 
     def damaged(self, path: str, error: object) -> LogError:
-        """Return the error for a file that cannot be read."""
+        """Build the error for a file of the log, a segment or a file of collected data, that cannot be read."""
         if isinstance(error, FileNotFoundError | NotADirectoryError):
             return self._error(f"it is not there any more ({error.strerror or error}): put it back", path)
         why = " ".join(str(error).split())
-        return self._error(f"it is damaged ({why}): move it away; the other segments can still be read", path)
+        return self._error(f"it is damaged ({why}): move it away; the log's other files can still be read", path)
 
     def _temporary(self, name: str) -> str:
         """Return a path to which no other process writes.
@@ -434,7 +436,7 @@ class Folder:
         return advice.get(error.errno or 0, "pass a log_dir that exists or can be created, and is writable")
 
     def _error(self, reason: str, path: str | None = None) -> LogError:
-        of = f"segment {path} of the event log" if path else f"the event log's folder {self.where}"
+        of = f"file {path} of the event log" if path else f"the event log's folder {self.where}"
         return LogError(f"{of} cannot be used: {reason}", path=path or self.where)
 
 

@@ -36,7 +36,7 @@ RUN = "_run.json"  # programs that read folders of Parquet files skip names that
 _RULE_CHANGES = "_rule_changes.json"
 ACCOUNT = "_account.json"
 COLLECTED = "_collected.json"
-_LONGEST = 200  # the most characters of an argument that are kept
+_LONGEST = 200  # `command_line` cuts each argument to this many characters
 _SECRET = re.compile(r"(?i)(pass|secret|token|key|credential)")
 
 
@@ -108,7 +108,7 @@ def read_run(folder: "Folder") -> RunRecord | None:
 
 
 def unbegun_fork(folder: "Folder") -> int | None:
-    """If the folder has a fork that was never started, return the last step that was copied; otherwise None."""
+    """Return the last copied step if the folder has a fork that was never started, and None in all other cases."""
     record = read_run(folder)
     return None if record is None or record.parent is None or record.starts else record.parent.step
 
@@ -123,7 +123,8 @@ def note_start(folder: "Folder", experiment: str, steps: dict[str, Any] | None, 
 
     A start with on_existing="reset" begins a new record.
 
-    Raises: OSError if the record cannot be written, LogError if the present one is damaged.
+    Raises: OSError if the record cannot be written; LogError if the present record is damaged; ConfigError if it has
+    another format.
     """
     before = None if start.on_existing == "reset" else read_run(folder)
     before = before or RunRecord(FORMAT, experiment)
@@ -132,11 +133,12 @@ def note_start(folder: "Folder", experiment: str, steps: dict[str, Any] | None, 
 
 
 def note_model(folder: "Folder", model: dict[str, Any], groups: dict[str, int]) -> dict[str, Any] | None:
-    """Add the arguments of a call of `messaging.run` to the run's record. If there is no record, do nothing.
+    """Record the arguments of a call of `messaging.run`, in place of earlier ones. If there is no record, do nothing.
 
-    Returns: the arguments that are in the record already, if an earlier start of the run recorded them; otherwise None.
+    Returns: the arguments that were in the record before, if an earlier start of the run recorded them; otherwise None.
 
-    Raises: OSError if the record cannot be written, LogError if the present one is damaged.
+    Raises: OSError if the record cannot be written; LogError if the present record is damaged; ConfigError if it has
+    another format.
     """
     if (before := read_run(folder)) is None:
         return None
@@ -155,7 +157,8 @@ def note_end(
     Args: `run` is the id of the start. With `killed`, record that the run was killed. `rows` is None if the number of
     rows is not known.
 
-    Raises: OSError if the record cannot be written, LogError if the present one is damaged.
+    Raises: OSError if the record cannot be written; LogError if the present record is damaged; ConfigError if it has
+    another format.
     """
     if (before := read_run(folder)) is not None:
         ended = [
@@ -202,9 +205,9 @@ def unended(folder: "Folder") -> str | None:
 def absent_rows(folder: "Folder", segments: "Sequence[Segment]", end: int) -> str:
     """Return a text that says which rows are missing because a file of the log is gone; "" if no rows are missing.
 
-    Args: `end` is the position after the last row that is there.
+    Args: `end` is the position after the last row of `segments`.
 
-    Raises: LogError if the record is damaged, ConfigError if it has another format.
+    Raises: LogError if the run's record is damaged, ConfigError if it has another format.
     """
     begin, number = 0, 1
     for segment in segments:
@@ -248,9 +251,10 @@ def versions() -> dict[str, str]:
 
 
 def command_line() -> list[str]:
-    """Return the command that started this process, without secrets.
+    """Return the command that started this process, as a list of arguments without secrets.
 
-    Passwords in URLs, and the values of options with names such as --token, are replaced by ***.
+    Passwords in URLs, and the values of options with names such as --token, are replaced by ***. Each argument is cut
+    to 200 characters.
     """
     found: list[str] = []
     hidden = False
@@ -383,7 +387,7 @@ def collected_names(folder: "Folder") -> list[str]:
 
 
 def note_collected(folder: "Folder", name: str) -> None:
-    """Add the name of a file of collected data that was written. Raises OSError if that fails."""
+    """Add the name of a written file of collected data to the record COLLECTED. Raises OSError if that fails."""
     names = [*dict.fromkeys([*collected_names(folder), name])]
     folder.write_file(COLLECTED, msgspec.json.format(msgspec.json.encode(names), indent=2) + b"\n")
 

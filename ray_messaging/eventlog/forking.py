@@ -182,7 +182,7 @@ def _rows_of_one_hearer(log: EventLog, broadcasts: Sequence[Sequence[LogRow]]) -
     """
     found, unclear, steps = set[int](), dict[int, int](), set[int | None]()
     for number, rows in enumerate(broadcasts):
-        # If no mailbox has two of the rows, all rows belong to one broadcast.
+        # If all rows have ordinals, and no mailbox has two of the rows, all rows belong to one broadcast.
         if len({row.mailbox for row in rows if row.ordinal is not None}) == len(rows):
             found.add(rows[0].position)
         else:
@@ -202,12 +202,12 @@ def _rows_of_one_hearer(log: EventLog, broadcasts: Sequence[Sequence[LogRow]]) -
     wanted = [(POSITION.name, "list"), (POSITION.name, "count"), ("ordinal", "count")]
     hearers = pairs.group_by(["broadcast", "to_id"], use_threads=False).aggregate(wanted)
     of = hearers["to_id"].combine_chunks().dictionary_encode("encode").indices.to_numpy()
-    # For each row of `hearers`: how many rows of the log with an ordinal its hearer has, in all sets together.
+    # For each row of `hearers`: the number of log rows with an ordinal that its hearer has in all sets together.
     placed = np.bincount(of, hearers["ordinal_count"].to_numpy())[of]
     hearers = hearers.append_column("placed", pa.array(placed))
     best = [(name, "descending") for name in ("position_count", "ordinal_count", "placed")]
-    # Among hearers with equal numbers of rows and ordinals, the one with the most ordinals in all sets comes first. So
-    # the same hearer is chosen for many sets, and its ordinals give the order of these broadcasts.
+    # If two hearers have equal numbers of rows and of ordinals in a set, the hearer with more ordinals in all sets
+    # comes first. So the same hearer is chosen for many sets, and its ordinals give the order of these broadcasts.
     hearers = hearers.sort_by([("broadcast", "ascending"), *best, ("to_id", "ascending")])
     _, firsts = np.unique(hearers["broadcast"].to_numpy(), return_index=True)
     return found.union(*hearers["position_list"].take(pa.array(firsts)).to_pylist())
@@ -262,7 +262,7 @@ def _rows(parent: Folder, path: str, former: str, exp_id: str, step: int) -> pa.
 def _read(parent: Folder, path: str, columns: Sequence[str] | None = None) -> pa.Table:
     """Return the table in a file of the log.
 
-    If `columns` are given, the table has only these, as far as the file has them.
+    If `columns` are given, the table has only those of them that the file has.
     """
     try:
         file = pq.ParquetFile(path, filesystem=parent.filesystem, page_checksum_verification=True)

@@ -59,16 +59,19 @@ _HEAD = b"channel_head"
 
 _NAME = pa.dictionary(pa.int32(), pa.string())
 
-# An int id is in from_id or to_id, a str id in from_name or to_name. Both are null for the user, the person outside the
-# simulation, and for the recipient of a message on a plain channel. `entry` and `row` say at which place of its stream
-# a row was read. They give the order of the rows of one mailbox, and are unique together with `mailbox`. `noted` is
-# true for rows from the log stream, which are blocked, published, undeliverable or rewritten messages.
+# An int id is in from_id or to_id, a str id in from_name or to_name. from_id and from_name are both null for a message
+# from the user, the person outside the simulation. to_id and to_name are both null for a message to the user or on a
+# plain channel, and in a row that stands for several hearers of a broadcast. `entry` and `row` say at which place of
+# its stream a row was read. They give the order of the rows of one mailbox, and are unique together with `mailbox` and
+# `noted`. `noted` is true for rows from the log stream, which are blocked, published, undeliverable or rewritten
+# messages.
 SCHEMA = pa.schema(
     [
         pa.field("message_id", pa.string(), nullable=False),
         pa.field("step", pa.int64()),  # the step in which the message was sent
         pa.field("step_read", pa.int64()),  # the step in which the recipient reads the message
-        # The number of the message among its sender's accepted messages of the step, from 0.
+        # The number of the message among its sender's accepted messages of the step, from 0. Messages that rules added
+        # have numbers from FIRST_ADDED on, and messages from outside of steps from FIRST_OUTSIDE on, see `box_frames`.
         pa.field("ordinal", pa.int64()),
         pa.field("channel", _NAME),  # null: readers compose the channel from the recipient's id
         pa.field("subtopic", _NAME),  # null on plain channels, which belong to no agent
@@ -140,7 +143,7 @@ def _is_typed(name: str) -> bool:
 
 
 def sent_name(name: str) -> str:
-    """Return the name that the sender has for a typed column."""
+    """Return the name that a sender gave to a typed column, such as "x" for columns(x=...)."""
     return name.removeprefix(_TYPED) if name.startswith(_TYPED) else name.partition("].")[2]
 
 
@@ -209,7 +212,10 @@ def laid_out(table: pa.Table) -> pa.Table:
 
 
 def without_empty(table: pa.Table) -> pa.Table:
-    """Return a table without the optional columns that have no value: each one would make writing 2% slower."""
+    """Return a table without the optional columns that have no value: each one would make writing 2% slower.
+
+    If the table has typed columns, all columns are optional.
+    """
     may_go = table.column_names if typed_names(table.column_names) else OPTIONAL
     empty = [name for name in may_go if name in table.column_names and table[name].null_count == len(table)]
     return table.drop_columns(empty)

@@ -91,7 +91,7 @@ def test_an_error_is_shown_in_place_of_data_that_do_not_come(seen, tmp_path):
     with seen.window() as found, inspector(folder.where) as url:
         found.base = url
         found.go("/")
-        found.sees("problem", f"segment {segment} of the event log cannot be used: it is damaged")
+        found.sees("problem", f"file {segment} of the event log cannot be used: it is damaged")
         found.sees("record", "its folder has no _run.json")  # what can be read is shown
         expect(found.page.locator("body")).to_have_class(re.compile(r"\bfailed\b"))
         expect(found.element("figure-rows")).to_have_class(PENDING)

@@ -44,7 +44,7 @@ _HASHED_PLACES = 256
 
 @dataclass(frozen=True, slots=True)
 class Balance:
-    """The result for a log without faults: the numbers of sends, of rows, and of sends by fate.
+    """The result of `EventLog.balance` for a log without faults: the numbers of sends, of rows, and of sends by fate.
 
     A broadcast counts as one send to each of its hearers.
     """
@@ -111,11 +111,12 @@ def _messages(part: pa.Table) -> NDArray[np.uint64]:
 
 
 def _records(part: pa.Table) -> tuple[NDArray[Any], NDArray[Any], NDArray[np.int64]]:
-    """Return, for some rows: records of their sends, records of where they were read, and counts of hearers.
+    """Return three arrays about some rows: their sends, the places where they were read, and more sends by fate.
 
     A row was read at a place: its mailbox, the entry of the mailbox's stream, the number of the row in the entry, and
     whether the entry was a log note (which says what rules did with messages). A row of a broadcast with n hearers
-    stands for n sends. The counts have, by fate, the sum of n - 1 over these rows.
+    stands for n sends, but is in the first array only once. The third array has, by fate, the sum of n - 1 over these
+    rows.
     """
     part = part.combine_chunks()
     messages, mailboxes, entries = _messages(part), hashes(part["mailbox"]), hashes(part["entry"])
@@ -138,8 +139,8 @@ def _records(part: pa.Table) -> tuple[NDArray[Any], NDArray[Any], NDArray[np.int
     folded = np.flatnonzero(pairs != 1)
     if len(folded):
         nobody = pc.and_(part["to_id"].is_null(), part["to_name"].is_null()).to_numpy()[folded]
-        # The sends to the hearers of one row are all at the row's place, which is not a fault. The hash of the send is
-        # added, so that each of these sends has another place.
+        # In an expanded log, the sends to all hearers of a broadcast's row are at the place of that row, which is not a
+        # fault. The hash of the send is added, so that each of these sends has another place.
         places["place"][folded[~nobody]] += messages[folded[~nobody]]
         np.add.at(more, sends["fate"][folded[nobody]], pairs[folded[nobody]] - 1)
     return sends, places, more

@@ -120,8 +120,8 @@ def why(view: View, *, message_id: str, depth: int = DEPTH, most: int = MOST) ->
     if root.ordinal is None and _cause_of(root) is None:
         raise outside_of_steps(
             root,
-            "choose a message that was sent in a step, as an answer, by a handler of `serve`, or in the body of an "
-            "`async for` over messages",
+            "and no cause of it is recorded: choose a message that was sent in a step, as an answer, by a handler of "
+            "`serve`, or in the body of an `async for` over messages",
         )
     search = _Search(view, width)
     rows, found = [root], [root]
@@ -177,8 +177,11 @@ def _joined(rows: list[LogRow]) -> LogRow:
 
 
 def outside_of_steps(row: LogRow, advice: str) -> ConfigError:
-    """Build the error for a message that was not sent in a step; `advice` says which message to choose instead."""
-    return ConfigError(f"message {row.message_id!r} was sent outside of steps, where causes are not recorded: {advice}")
+    """Build the error for a message that was not sent in a step.
+
+    Args: `advice` ends the error's sentence. It says why such a message is refused, and which one to choose instead.
+    """
+    return ConfigError(f"message {row.message_id!r} was sent outside of steps, {advice}")
 
 
 def _cause_of(row: LogRow) -> str | None:
@@ -199,8 +202,8 @@ def hand_of(row: LogRow) -> _Hand | None:
 class _Search:
     """A search for the causes of messages.
 
-    For each sender and step, it keeps the first `most` messages that the sender read in the step. It also keeps the
-    messages that other messages name as their causes.
+    For each sender and step, the search keeps the first `most` messages that the sender read in the step. It also keeps
+    the messages that other messages name as their causes.
     """
 
     def __init__(self, view: View, most: int) -> None:
@@ -209,16 +212,20 @@ class _Search:
         self._most = most
         self._hands: dict[_Hand, list[LogRow]] = {}
         self._sizes: dict[_Hand, int] = {}
-        # By id: the messages that other messages name as their causes.
+        # Message id -> the message, for messages that other messages name as their causes.
         self._known: dict[str, LogRow] = {}
 
     def look_up(self, rows: Iterable[LogRow]) -> None:
-        """Look up the causes of some messages, in one scan of the log."""
+        """Look up the causes of some messages, so that `causes` can return them.
+
+        The log is scanned once for all messages that the senders read in the steps of the sends, and a second time if a
+        message names a cause that is not among these.
+        """
         rows = [*rows]
         causes = {cause for row in rows if (cause := _cause_of(row)) is not None} - self._known.keys()
         if hands := {hand for row in rows if (hand := hand_of(row)) is not None} - self._hands.keys():
             self._read(hands, causes)
-        # The agent may have read a cause in an earlier step, or outside of steps.
+        # The sender may have read a named cause in an earlier step, or outside of steps.
         if unread := causes - self._known.keys():
             self._known |= _by_id(messages(self._view, unread, text=True))
 
@@ -237,7 +244,7 @@ class _Search:
             self._known |= {row.message_id: row for row in rows if row.message_id in causes}
 
     def causes(self, row: LogRow) -> list[LogRow]:
-        """Return the causes of a message, which `look_up` has found.
+        """Return the causes of a message for which `look_up` was called before.
 
         A cause that the message itself names comes first.
         """

@@ -42,7 +42,7 @@ class CountSample(NamedTuple):
     """The result of `sample`.
 
     `counts` is a table as from `count`. `reached` is the position of the log's last row at the time of the call, and
-    `share` the fraction that was counted of the wanted rows up to this position.
+    `share` is the number of counted rows divided by the number of rows after `after`.
     """
 
     counts: pa.Table
@@ -78,6 +78,8 @@ def counts(
     view: View, filters: Sequence[Filters], groupings: Sequence[Sequence[str]], derive: Derive
 ) -> list[pa.Table]:
     """Count the rows that match the filters, by each of several sets of columns, in one pass.
+
+    Return a table of counts for each set. A row that matches several of the filters is counted several times.
 
     Args:
         derive: A function that takes a table of rows and adds computed columns, such as the hour of `sent_at`.
@@ -135,12 +137,13 @@ def _in_order(table: pa.Table, keys: Sequence[str]) -> pa.Table:
 
 
 def stats(view: View, **fields: Any) -> dict[str, Any]:  # noqa: ANN401 - see Fields
-    """Return statistics of the matching rows, in JSON's types, with times in unix seconds.
+    """Return statistics of the matching rows as a dict of JSON's types. Times are in unix seconds.
 
-    rows, first and last (sent_at; None if there are no rows), fates, rules ({rule: {fate: rows}}), writers and readers
-    (numbers of distinct ids), busiest_writers and busiest_readers ([id, rows]; None: the user outside), traffic
-    (start, width_s, and the rows in each interval by fate), groups (the number of rows delivered `from` each messager
-    `to` each mailbox), segments and bytes (of the files), live (the number of rows that are not in a file yet).
+    The keys are: rows; first and last (the earliest and latest sent_at; None if there are no rows); fates; rules, as
+    {rule: {fate: rows}}; writers and readers (numbers of distinct ids); busiest_writers and busiest_readers (lists of
+    [id, rows]; the id of the user is None); traffic (start, width_s, and the rows in each interval by fate); groups
+    (the number of rows delivered `from` each messager `to` each mailbox); segments and bytes (the number and size of
+    the log's files); live (the number of rows that are in no file yet).
     """
     filters = Filters(**fields)
     first, last = _span(view, filters)

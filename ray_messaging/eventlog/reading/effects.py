@@ -27,7 +27,7 @@ from ray_messaging.model.fates import STORED
 from ray_messaging.steps.box_frames import FIRST_ADDED
 
 _COLUMNS = [*stored(NEEDED), "step", "ordinal"]
-# An agent's id is in the column `id` if it is an int, and in `name` if it is a str.
+# The ends of the names of columns with ids, such as from_id. An int id is in a column "..._id", a str id in "..._name".
 _KINDS = {"id": pa.int64(), "name": pa.string()}
 
 
@@ -35,16 +35,15 @@ _KINDS = {"id": pa.int64(), "name": pa.string()}
 class Effects:
     """The agents that a message could have influenced in the steps from `first` up to the one before `end`.
 
-    Step `first` is the step in which the message was read.
-
-    If the log has fewer steps than were asked for, `end` is the step after the log's last one.
+    Step `first` is the step in which the message was read. If the log has fewer steps than were asked for, `end` is the
+    step after the log's last one. If nobody has read the message, `first` and `end` are None.
 
     `agents` is a table with the columns `step` and `agent`. The table has each agent once, with the first step in which
     the agent could have been influenced.
     """
 
     message: LogRow
-    first: int | None  # the step in which the message was read; None: nobody has read it
+    first: int | None
     end: int | None
     agents: pa.Table
 
@@ -80,7 +79,9 @@ def effects(view: View, *, message_id: str, depth: int = DEPTH) -> Effects:
     steps = check_at_least_1("depth", depth)
     message = found_message(view, message_id)
     if message.ordinal is None or message.step is None:
-        raise outside_of_steps(message, "choose a message of an experiment with steps=Steps()")
+        raise outside_of_steps(
+            message, "so its effects cannot be traced: choose a message of an experiment with steps=Steps()"
+        )
     if message.fate not in STORED or message.step_read is None:
         return Effects(message, None, None, _table([]))
     first, reach = message.step_read, _Reach(view)

@@ -23,9 +23,9 @@ class LogRow:
 
     A message has a row for each of its recipients. A broadcast has a row for each mailbox, the queue of one group or
     messager, whose agents hear it. Fields that do not apply to the send are None. `step` is the step in which the
-    message was sent, `step_read` the one in which it is read, and `ordinal` the number of the message among its
-    sender's messages in the step. `from_id` is None for the user, a person outside. `to_id` is None for a message to
-    the user or to a channel that belongs to no agent, and for a broadcast.
+    message was sent, `step_read` the step in which it is read, and `ordinal` the number of the message among its
+    sender's messages in the step. `from_id` is None for the user, the person outside the simulation. `to_id` is None
+    for a message to the user or to a channel that belongs to no agent, and for a broadcast.
     `subtopic` is the last part of an agent's `channel`. `audience` and `audience_version` name the audience of a
     broadcast, and `pairs` is how many agents of the mailbox hear it. `in_reply_to` is the id of the question that the
     message answers, and `expects_answer` says whether it is a question. `caused_by` is the id of the message that the

@@ -31,16 +31,16 @@ NEEDED = (
 
 
 class RowHearers(NamedTuple):
-    """Hearers of broadcasts. `rows` has, for each hearer, the row of the broadcast that this hearer hears.
+    """Hearers of broadcasts. For each hearer, `rows` has the number of the table row whose broadcast the hearer hears.
 
-    The rows are ascending.
+    The numbers are ascending.
     """
 
     rows: NDArray[np.intp]
     hearers: IdColumn
 
     def to(self, recipients: Sequence[AgentId | None]) -> "RowHearers":
-        """Return the hearers that are among the recipients."""
+        """Return a copy with only those hearers that are among `recipients`."""
         near = np.isin(self.hearers.values, np.array([each for each in recipients if isinstance(each, int)], np.int64))
         if self.hearers.kinds is not None:
             names = [code for code, name in enumerate(self.hearers.strings) if name in recipients]

@@ -31,9 +31,11 @@ _MOMENT = pa.timestamp("us", "UTC")
 
 
 class Fields(TypedDict, total=False):
-    """Fields of a query. The value None selects rows that lack a value.
+    """Fields of a query. In most fields, the value None selects rows that lack a value.
 
-    For example, from_id=None selects the messages from the user, the person outside the simulation.
+    For example, from_id=None selects the messages from the user, the person outside the simulation. In since, until,
+    contains, limit and after, None has no effect. In channel, fate and message_id, None is an error, because each row
+    has a value.
 
     from_id, to_id, agent (sender or recipient), channel, subtopic, fate, rule, message_id, in_reply_to (the id of the
     question), step (of sending) and step_read take a value or a collection of values; a step may also be a range or a
@@ -298,7 +300,7 @@ class Filters:
         return reduce(and_, found) if found else None
 
     def texts(self, schema: pa.Schema) -> dict[str, list[str]]:
-        """Return, for each dictionary-encoded column in which only certain strs match, these strs."""
+        """Return {column: wanted strs} for the dictionary-encoded columns in which only certain strs match."""
         free = _OF_RECIPIENT if self._loose else ()
         return {
             name: wanted
@@ -334,7 +336,7 @@ def _of_end(end: str, wanted: list[Any], schema: pa.Schema) -> pc.Expression:
         (column, [value for value in wanted if isinstance(value, kind)])
         for column, kind in ((numbers, int), (names, str))
     ]
-    # A column without wanted values is left out. A condition on it, which is always false, would keep Arrow from using
+    # A column without wanted values is left out. Its condition would always be false, and would keep Arrow from using
     # the statistics of the other column.
     found = [_is_in(column, values) for column, values in each if values]
     found += [numbers.is_null() & names.is_null()] if None in wanted else []
