@@ -68,7 +68,7 @@ _FILES: dict[CollectedKind, Callable[[Sequence[Collected]], pa.Buffer]] = {
 
 
 class CheckpointWriter:
-    """Task that writes checkpoints: after every n-th step, it copies all data of the experiment to a file.
+    """Task that writes checkpoints: after each `every` steps, it copies all data of the experiment to a file.
 
     No step begins while the data are copied. Steps go on while the file is written. `segments` writes the files under
     the folder's lock.

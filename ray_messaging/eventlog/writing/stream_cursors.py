@@ -128,7 +128,7 @@ class StreamCursors:
         return {name: self._marks[name] for name in changed}
 
     def taken(self) -> dict[str, tuple[int, int]]:
-        """Return, for each stream, how many of its messages and bytes this and earlier writers have put into the log."""
+        """Return, for each stream, how many messages and bytes this and earlier writers have put into the log."""
         return {name: self._taken(name) for name in self.cursors}
 
     def _taken(self, name: str) -> tuple[int, int]:

@@ -379,7 +379,7 @@ class LogWriter:
             await self._collected.write(least=FILE_BYTES)
         if not self._segments.lost:
             await self._segments.retry(self._reader.hearers.tidy)
-        if not closed:  # the writer is idle; a busy writer would need the memory again at once
+        if not closed:  # few rows came; a busy writer would need the memory again at once
             await asyncio.to_thread(pa.default_memory_pool().release_unused)
 
     async def unwritten(self) -> Unwritten:
