@@ -78,7 +78,7 @@ def values_in(table: pa.Table, step: int) -> dict[str, Any]:
 
 
 def joined(tables: Sequence[pa.Table]) -> pa.Table:
-    """Join tables of consecutive steps. In the rows of a table that lacks a column of counts, the count is 0.
+    """Join tables of consecutive steps. If a table lacks a column of counts, its rows get the count 0.
 
     A column that has ints in one table and floats in another becomes floats.
     """

@@ -69,7 +69,7 @@ class StoredAudiences(LocalFolder):
                 (made / name).write_bytes(self._store.read_file(f"{AUDIENCES}/{local.name}/{name}"))
             made.rename(local)
         except OSError:
-            if not local.exists():  # otherwise another process has fetched the same version
+            if not local.exists():  # if `local` exists, another process has fetched it
                 raise
         finally:
             shutil.rmtree(made, ignore_errors=True)

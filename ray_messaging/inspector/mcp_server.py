@@ -43,10 +43,10 @@ from ray_messaging.inspector.sources.run_folders import MOST_RUNS, RunFolders, c
 from ray_messaging.inspector.sources.society_in_step import measure_of
 
 MOST_ROWS = 1_000
-MOST_BYTES = 40_000  # the most bytes of an answer, because assistants cut or refuse larger ones
+MOST_BYTES = 40_000  # the most bytes of the rows of an answer, because assistants cut or refuse larger answers
 ANSWER_S = 60.0  # the most seconds that the search for an answer may take
-_WIDTHS = (2_000, 200, 20)  # the most characters of a value; the first width is taken with which at least one row fits
-_PARTS = (40, 10, 3)  # the most items of a list or dict in a summary; the first number is taken with which it fits
+_WIDTHS = (2_000, 200, 20)  # the most characters of a value; an answer uses the first of these with which a row fits
+_PARTS = (40, 10, 3)  # the most items of a list or dict; a summary uses the first of these with which it fits
 _ERROR_WIDTH = 2_000
 _FORK_OUTPUT = 4_000  # the most bytes of a fork's output that are shown, from its end
 
@@ -159,7 +159,10 @@ def _message(row: LogRow | None) -> dict[str, Any] | None:
 
 
 class RunAnswers:
-    """Questions about the runs in some folders. Each method is a tool; its docstring is the tool's description."""
+    """Answers about the runs in some folders.
+
+    Each public method except `schema_of` is a tool. Its docstring is the tool's description.
+    """
 
     def __init__(self, folders: RunFolders) -> None:
         self._folders = folders
@@ -198,7 +201,7 @@ class RunAnswers:
     def summary(self, run: Run) -> dict[str, Any]:
         """Describe a run: its settings, its messages by fate and rule, the busiest agents, and what it has collected.
 
-        The columns of its table `messages` are in the answer, too.
+        The answer also has the columns of the run's table `messages`.
         """
         facts = FolderFacts(self._folders.folder_of(run))
         log, series = facts.log, facts.series() or facts.over_steps("")
@@ -240,9 +243,9 @@ class RunAnswers:
         return found
 
     def why(self, run: Run, message_id: MessageId, depth: Annotated[int, Field(ge=1, le=5)] = 3) -> dict[str, Any]:
-        """Say why a message was sent: a tree of what its sender had read, and why that was sent.
+        """Say why a message was sent: a tree of the messages that its sender had read, and why each was sent.
 
-        Payloads are shortened: get a whole one by sql, `where message_id = ...`.
+        Payloads are shortened: get a whole payload by the tool sql, with `where message_id = ...`.
         """
         return _lines(str(self._folders.log_of(run).why(message_id, depth)).splitlines(), "pass a smaller depth")
 
@@ -321,7 +324,7 @@ class RunControl:
 
     def _steer(self, run: str, change: Callable[[LiveControl], str]) -> dict[str, Any]:
         folder = self.folders.folder_of(run)
-        record = read_run(Folder(folder))  # the log of a running experiment may have no file yet
+        record = read_run(Folder(folder))  # only the run's record is read, because the log may have no file yet
         if record is None or not record.starts or record.starts[-1].ended is not None:
             raise ConfigError(f"{run!r} does not run now: only a running experiment can be steered")
         control = self.join(record.experiment, folder)

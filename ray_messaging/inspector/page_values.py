@@ -24,10 +24,10 @@ _SHOWN_ELSEWHERE = {"name", "kind", "failures", "on_error", "last_error", "last_
 class TrafficBins:
     """The numbers of messages over a period, in intervals called bins: all messages by fate, blocked ones by rule.
 
-    If the run has steps (`in_steps`), bins are steps, and otherwise times. `start` is the first step, or the beginning
-    of the first bin in unix seconds. `width` is the number of steps or seconds in a bin. `per_second` is the rate of
-    all messages (None: unknown). `share` is the share of the rows that was counted (1.0: all rows). Below 1.0, the
-    numbers are estimates for all rows.
+    If `in_steps` is True, a bin is a range of steps, and `start` is the first step. If not, a bin is a period of time,
+    and `start` is the beginning of the first bin in unix seconds. `width` is the number of steps or seconds in a bin.
+    `per_second` is the rate of all messages (None: unknown). `share` is the share of the rows that was counted (1.0:
+    all rows). Below 1.0, the numbers are estimates for all rows.
     """
 
     start: float
@@ -53,10 +53,11 @@ class TrafficBins:
 class BusiestAgents:
     """The agents that send the most messages (`agents`), and the pairs of agents with the most messages (`pairs`).
 
-    Each agent has the number of messages that it sent, each pair the number from the first agent to the second.
-    `edges` has the same for all pairs within `agents`. `writers` is the number of all agents that sent messages.
-    `share` is the share of the log's rows that was counted. `values` has the last value that `collect` recorded of each
-    of the `agents`, and `measure` is the name of that value ("": nothing was recorded).
+    Each agent comes with the number of messages that it sent. Each pair comes with the number of messages from the
+    first agent to the second. `edges` has all pairs of the busiest `agents`, with these numbers. `writers` is the
+    number of all agents that sent messages. `share` is the share of the log's rows that was counted. `values` has the
+    last value that `collect` recorded of each of the `agents`, and `measure` is the name of that value ("": nothing was
+    recorded).
     """
 
     agents: list[tuple[str, int]]
@@ -81,14 +82,15 @@ class Series:
 
 @dataclass(frozen=True, slots=True)
 class SocietyInStep:
-    """All agents in one step of a run, each with one value that the run has collected of it.
+    """The agents in one step of a run, each with one value that the run has collected of it.
 
-    `steps` are the steps in which the run collected values, and `measures` the names of the values. `agents` are at
-    most 10,000 of the `total` agents, spread evenly over their order. `places` has the position of each of them: what
-    the run collected as x and y, or a cell of a lattice (`lattice`). `bounds` are the least and the greatest x, then
-    the least and the greatest y, over the whole run. `edges` are the messages of the step, with agents given by their
-    indices in `agents`. They are counted only in a small society (`linked`). `scale` is the least and the greatest
-    value over the whole run, or all values if they are strs.
+    `steps` are the steps in which the run collected values, and `measures` the names of the values. `agents` are all
+    `total` agents, or at most 10,000 of them at regular intervals. `places` has the position of each of the `agents`:
+    the values x and y that the run collected, or, if it collected none (`lattice`), a cell of a lattice. `bounds` are
+    the least and the greatest x, then the least and the greatest y, over the whole run. Each of the `edges` has the
+    indices in `agents` of a sender and a recipient, and the number of messages between them in the step. Messages are
+    counted only in a small society (`linked`). `scale` is the least and the greatest value over the whole run, or a
+    sorted list of different values if they are not numbers.
     """
 
     steps: list[int]
@@ -135,8 +137,8 @@ class CallSums:
 class SlowAgent:
     """The agent whose calls through `me.remember` took the longest in a step.
 
-    They took `seconds` in sum, which is `longer` seconds more than the calls of the second slowest agent. `hears` is
-    how many agents it wrote to in that step, and `named` has some of these agents.
+    The calls took `seconds` in sum, which is `longer` seconds more than the calls of the second slowest agent. `hears`
+    is how many agents the slow agent wrote to in the step, and `named` has some of these agents.
     """
 
     step: int
@@ -153,8 +155,8 @@ class CallFacts:
 
     `made` counts the calls that were made, and `saved` the calls whose answers came from a store. `by_step` has, for
     each step, the cost of its calls; if there are no prices, their tokens; if there are no tokens, their seconds.
-    `measure` says which of the three it has. `agents` has the agents whose calls took the longest. `slowest` has, for
-    some steps, the agent whose calls took the longest in the step.
+    `measure` says which of the three `by_step` has. `agents` has the agents whose calls took the longest. `slowest`
+    has, for some steps, the agent whose calls took the longest in the step.
     """
 
     made: int
@@ -171,9 +173,10 @@ class CallFacts:
 
 @dataclass(frozen=True, slots=True)
 class CallAtWork:
-    """An agent whose calls through `me.remember` are under way now: `waiting` of the `calls` wait for a limit.
+    """An agent whose calls through `me.remember` are under way now.
 
-    `hears` is how many agents wait for this agent (None: all), and `named` has some of these agents.
+    `calls` is the number of these calls, and `waiting` the number of those that wait for a limit. `hears` is how many
+    agents wait for this agent (None: all), and `named` has some of these agents.
     """
 
     agent: str
@@ -314,7 +317,7 @@ class RuleFacts:
     settings: str
     failures: int = 0
     last_error: str = ""
-    key: str = ""  # the rule's name, which is not shortened
+    key: str = ""  # the rule's whole name (`name` may be shortened); "" for a rule in a log
     done: str = ""
 
 
@@ -425,7 +428,10 @@ def clock(seconds: float) -> str:
 
 
 def settings(description: dict[str, Any]) -> str:
-    """Return settings as a text of `name=value`, shortened. Settings without a value are left out."""
+    """Return settings as a text of `name=value`, shortened.
+
+    Settings without a value, and settings that a page shows elsewhere, are left out.
+    """
     given = {key: value for key, value in description.items() if value not in (None, "", [], {})}
     shown = (f"{key}={value}" for key, value in given.items() if key not in _SHOWN_ELSEWHERE)
     return cut(", ".join(shown), 300)

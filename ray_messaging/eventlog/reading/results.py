@@ -46,9 +46,9 @@ def stored_column(name: str, schema: pa.Schema) -> pc.Expression:
 
 
 def _channel(schema: pa.Schema) -> pc.Expression:
-    """Return the expression of the channels.
+    """Return the expression that reads the channels.
 
-    If a row's channel is null, it is composed from the recipient's id.
+    If a row's channel is null, the channel is composed from the recipient's id and the subtopic.
     """
     (head,) = channel_head(schema).values()
     *ends, subtopic = (stored_column(name, schema).cast(pa.string()) for name in ("to_name", "to_id", "subtopic"))
@@ -112,9 +112,9 @@ def stored(columns: Iterable[str]) -> list[str]:
 
 
 def as_id(value: AgentId | None) -> AgentId | None:
-    """Return an id from a column of strs in its original type.
+    """Return the id for which a value in a column of ids stands.
 
-    A str that spells an int stands for an int id, because no str id spells an int.
+    In a column of strs, a str that spells an int stands for an int id, because no str id spells an int.
     """
     return check_id(value) if isinstance(value, str) else value
 
@@ -159,7 +159,7 @@ def with_ids(table: pa.Table, *, as_text: bool | None = None) -> pa.Table:
 
 
 def typed_schema(schemas: Iterable[pa.Schema]) -> pa.Schema:
-    """Return the `payload.x` columns that any of some schemas has, with the types that `unified` gives them."""
+    """Return the columns of typed payloads (`payload.x`) in some schemas, with the types that `unified` gives them."""
     fields = [[schema.field(name).with_nullable(True) for name in typed_names(schema.names)] for schema in schemas]
     return unified([pa.schema(each).empty_table() for each in [[], *fields]]).schema
 

@@ -37,7 +37,7 @@ from ray_messaging.eventlog.reading.results import field_of, is_there, stored_co
 T = TypeVar("T")
 _THREADS = min(8, os.cpu_count() or 1)
 _AHEAD: dict[str, Any] = {"batch_size": ROW_GROUP_ROWS, "batch_readahead": 2, "fragment_readahead": 1}
-_FORMAT = ds.ParquetFileFormat(  # these settings keep a reader from buffering whole files in memory
+_FORMAT = ds.ParquetFileFormat(  # `pre_buffer=False` keeps a reader from buffering whole files in memory
     default_fragment_scan_options=ds.ParquetFragmentScanOptions(page_checksum_verification=True, pre_buffer=False)
 )
 
@@ -47,7 +47,7 @@ _limit: ContextVar[tuple[float, float] | None] = ContextVar("limit", default=Non
 
 @contextmanager
 def time_limit(limit_s: float) -> Iterator[None]:
-    """Within this context, scans raise InvalidQuery once `limit_s` seconds have passed."""
+    """Let scans in the `with` block raise InvalidQuery once `limit_s` seconds have passed."""
     token = _limit.set((limit_s, time.monotonic() + limit_s))
     try:
         yield
@@ -159,7 +159,7 @@ def _us(seconds: float) -> int:
 
 
 def _file(folder: Folder, path: str) -> ds.FileSystemDataset:
-    """Return the rows of a file as a dataset whose columns are all nullable, so that all files have the same schema."""
+    """Return the rows of a file as a dataset. All columns are nullable, so that files do not differ in this."""
     fragment = _FORMAT.make_fragment(path, folder.filesystem)
     try:
         found, facts = fragment.physical_schema, fragment.metadata
@@ -208,9 +208,10 @@ class _Reader:
         return column.cast(pa.string()) if named and not self._raw else column
 
     def _with_hits(self, dataset: ds.FileSystemDataset, condition: pc.Expression | None) -> ds.FileSystemDataset | None:
-        """Return a dataset of only the row groups that have matching rows, or None if none has.
+        """Return a dataset of only the row groups that have matching rows, or None if no row matches.
 
-        To find them, only the columns that the condition uses are read.
+        To find the row groups, only `position` and the columns that the condition uses are read. If the file does not
+        record the positions of its row groups, the whole dataset is returned.
         """
         (file,) = dataset.get_fragments()
         some = file if condition is None else file.subset(condition, schema=dataset.schema)
@@ -239,7 +240,7 @@ class _Reader:
     def _needed(self, schema: pa.Schema) -> list[str]:
         """Return the names of the columns to read from a file with this schema.
 
-        Payload columns are included if the result has payloads, or if `contains` must be looked for in typed payloads.
+        Payload columns are included if the result has payloads, or if typed payloads are searched for `contains`.
         """
         typed, searched = typed_names(schema.names), self._filters.contains is not None
         of_payloads = typed if searched or TEXT in self._columns else []

@@ -148,7 +148,7 @@ def _natural(table: pa.Table) -> pa.Table:
 
 
 def _messages(view: View) -> tuple[ds.Dataset, list[str]]:
-    """Return a dataset of all messages, and the SQL expressions that make the columns of `query` from its columns."""
+    """Return a dataset of all messages, and the SQL expressions that make the columns of `query`."""
     parts = [*datasets(view, Filters())]
     kinds = {field.name: field.type for field in _comparable([part.schema for part in parts])}
     names: dict[str, dict[str, None]] = {name: {} for name in kinds}  # key: a typed column; value: its stored columns

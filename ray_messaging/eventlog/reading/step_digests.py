@@ -59,7 +59,7 @@ def history(view: View, *, step: int) -> bytes:
 def _sums(view: View, *, step: int | slice) -> tuple[Counter[int], Counter[int]]:
     """Return, by step, the number of messages, and the sum of their hashes, from which the step's digest is made.
 
-    All rows are read, because messages from outside of steps may be logged before the messages of earlier steps.
+    The whole log is searched, because messages from outside of steps may be logged before those of earlier steps.
 
     Raises: LogError if a file of the log is gone.
     """
@@ -73,9 +73,9 @@ def _sums(view: View, *, step: int | slice) -> tuple[Counter[int], Counter[int]]
 
 
 def _rows(view: View, filters: Filters) -> Iterator[tuple[DigestRow, int]]:
-    """Yield each message of the steps once, with the number of messages that it represents.
+    """Yield each message of the steps once, with the number of messages for which it counts.
 
-    This number is 1, or for a broadcast its number of hearers.
+    A message counts for 1, and a broadcast for its number of hearers.
     """
     before, expansion, outside = "", Expansion(view.folder), list[pa.Table]()
     for part in scan(view, filters, stored(_COLUMNS), text=True):
@@ -168,8 +168,8 @@ class Difference:
 def first_difference(mine: Iterable[pa.Table], theirs: Iterable[pa.Table]) -> Difference | None:
     """Return the first difference between the rows of two logs, whose pages are given; None if the logs are equal.
 
-    The messages of each agent are compared, with recipients, order, fates, rules and labels. Message ids are not
-    compared.
+    The messages of each agent are compared: their payloads, recipients, topics, order, fates and labels, and the rules
+    that blocked messages. Message ids are not compared.
 
     Raises: ConfigError if neither log has messages of steps.
     """
@@ -226,7 +226,7 @@ def beside(
 
 
 def _in_parts(mine: Iterable[pa.Table], theirs: Iterable[pa.Table]) -> Iterator[tuple[pa.Table, pa.Table]]:
-    """Yield parts of equally many rows of two logs. After the end of one log, its parts are empty."""
+    """Yield pairs of parts, one from each of two logs, with at most _PART rows. A log that has ended gives no rows."""
     for one, other in zip_longest(mine, theirs):
         pages = [other.slice(0, 0) if one is None else one, one.slice(0, 0) if other is None else other]
         for low in range(0, max(map(len, pages)), _PART):
@@ -307,8 +307,8 @@ def unequal(mine: Rows, theirs: Rows) -> list[Unequal]:
 def _paired(mine: Rows, theirs: Rows) -> Iterator[Unequal]:
     """Yield the differences between the messages that an agent sent in two runs.
 
-    The messages to the same recipient are compared in their order. A difference is a pair of unequal messages. If a
-    message of one run has no counterpart, the other one is None.
+    The messages to the same recipient are compared in their order. A difference is a pair of unequal messages, or a
+    pair of None and a message that has no counterpart in the other run.
     """
     waiting: defaultdict[AgentId | None, deque[LogRow]] = defaultdict(deque)
     for row in theirs:

@@ -41,7 +41,7 @@ def numbered_texts(head: str, numbers: NDArray[np.int64], tail: str = "") -> pa.
 
 
 def _of_width(width: int, head: bytes, numbers: NDArray[np.int64], tail: bytes) -> pa.StringArray:
-    """Return the texts of numbers that all have `width` digits."""
+    """Return the texts `{head}{number}{tail}` of numbers that all have `width` digits."""
     rows, line = len(numbers), len(head) + width + len(tail)
     # The memory comes from Arrow's allocator, which reuses it for later texts. numpy would map new memory each time,
     # which would take half of the total time.
@@ -96,7 +96,7 @@ class Ends(NamedTuple):
 def ends(columns: Sequence[IdColumn]) -> Ends:
     """Join the ids of several frames, each of which has its own table of str ids.
 
-    The result does not refer to the frames.
+    The result is a copy, so that the frames can be freed.
     """
     values = np.concatenate([ids.values for ids in columns])
     if all(ids.kinds is None for ids in columns):

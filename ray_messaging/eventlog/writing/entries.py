@@ -26,10 +26,10 @@ from ray_messaging.wire.notes import Before, LogNote, RuleNote, decode_log_note
 # rows, these 0.4 ms would be a fifth of its whole time. Columns of more than 32,768 rows would not fit the processor's
 # cache.
 CHUNK_ROWS = 32_768
-# A batch has at most this many bytes of payloads, because a segment can only be closed between batches.
+# A batch has at most about this many bytes of payloads, because a segment can only be closed between batches.
 PIECE_BYTES = 16 * 2**20
-# A batch has at most this many cells, the product of its rows and its typed columns. Each row takes space in each
-# column, even if it has no value there.
+# A batch has at most about this many cells, the product of its rows and its typed columns. Each row takes space in each
+# column, even if the row has no value in the column.
 CELLS = 2**23
 
 T = TypeVar("T")
@@ -51,7 +51,8 @@ def decode_entry(item: LogItem, hearers_of: HearersOf = lambda _: None) -> Decod
     Messages of a step are left out, because the log reads them from the step's boxes (see `step_rows`). Messages of a
     mailbox are left out if the log stream has a note about them, which is logged instead.
 
-    Args: `hearers_of` is a function that returns the hearers of a batch's rows, or None if the rows are not broadcasts.
+    Args: `hearers_of` is a function that returns the hearers of a batch's rows. It returns None if the rows are not
+    broadcasts, or if the hearers are not known.
 
     Raises: FrameError if the frame or its note is not valid.
     """
@@ -123,9 +124,10 @@ def payload_bytes(part: LoggedPart) -> int:
 
 
 def pieces(part: LoggedPart, begin: int, limit: int) -> Iterator[tuple[LoggedPart, int]]:
-    """Yield the rows for the log from `begin` on, in pieces with at most `limit` bytes of payloads.
+    """Yield the rows for the log from row `begin` on, in pieces with at most `limit` bytes of payloads.
 
-    Each piece comes with the number of the row after its last one.
+    Each piece comes with the number of the row after the last row of the piece. A row with more than `limit` bytes is a
+    piece of its own. A whole frame is not cut if no rows share a payload and none was rewritten.
     """
     rows, lines = len(part.batch), part.batch.lines
     assert lines is not None

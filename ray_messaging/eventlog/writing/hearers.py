@@ -39,10 +39,10 @@ Retry = Callable[[Callable[[], Awaitable[Any]]], Awaitable[Any]]
 class Hearers(NamedTuple):
     """The agents of one mailbox that hear each row of some broadcasts.
 
-    `agents` is the digest of the set of all agents of the mailbox, and `pairs` has the number of hearers of each row.
-    The audience names the agents of the mailbox that hear a sender. If all of them hear a row, the row is not in
-    `kept`. If only some of them hear it, because of rules, `kept[row]` has the indices of these in the list of all that
-    the audience names, as bytes (see `encode_kept`).
+    `agents` is the digest of the set of all agents of the mailbox. `pairs` has the number of hearers of each row. An
+    audience lists the agents of the mailbox that hear a sender. If the whole list hears a row, the row is not in
+    `kept`. If rules have kept the row from some agents of the list, `kept[row]` has the indices in the list of the
+    agents that still hear the row, encoded by `encode_kept`.
     """
 
     agents: str
@@ -186,7 +186,8 @@ class BroadcastHearers:
     async def _agents_of(self, digest: bytes) -> AgentSet:
         """Return the set of agents with a digest, and store it in the folder.
 
-        Raises: UnknownName if neither the folder nor the server has the set.
+        Raises: UnknownName if neither the folder nor the server has the set; FrameError if the server's copy of the set
+        cannot be decoded.
         """
         found = await asyncio.to_thread(self._stored, digest)
         if found is None:
@@ -213,8 +214,8 @@ class BroadcastHearers:
                 if agents_digest(agents) == digest:
                     return agents
         raise UnknownName(
-            f"the agents of a mailbox, which have the hash {digest.hex()}, are unknown, because no mailbox has these "
-            "agents any more",
+            f"no set of agents with the hash {digest.hex()} was found: neither the server nor any mailbox has these "
+            "agents now",
             kind="agents",
             value=digest.hex(),
         )
@@ -239,7 +240,7 @@ class FrameHearers:
     def __call__(self, batch: Batch) -> Hearers | None:
         """Return the agents that each row of a batch reaches.
 
-        Return None if these agents are not known, or if the rows are no broadcasts.
+        Return None if these agents are not known, or if the rows are not broadcasts.
         """
         edges = None if batch.fold is None else self._found.get(_key_of(batch))
         if edges is not None:

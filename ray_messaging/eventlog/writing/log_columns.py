@@ -37,8 +37,8 @@ _LABELS = pa.list_(pa.string())
 _REASONS = [said for fate in FATES if (said := facts_of(fate).reason)]
 _REASON_OF = np.array([_REASONS.index(said) if (said := facts_of(fate).reason) else -1 for fate in FATES])
 _PLAIN = Extension()
-# If senders have on average at least this many successive rows, they are handled one by one. Otherwise one call for all
-# senders is as fast.
+# If senders have on average at least this many successive rows, message ids are composed by one call for each sender.
+# With fewer rows, one call for all senders is as fast.
 _FEW_ROWS = 64
 
 
@@ -50,7 +50,7 @@ class LoggedPart(NamedTuple):
     """
 
     batch: Batch
-    rows: Codes | None  # the numbers of these rows in the frame; None: all rows are logged
+    rows: Codes | None  # the indices of the logged rows in the frame; None: all rows of the frame are logged
     entry: str
     mailbox: str | None
     fates: int | NDArray[np.uint8]
@@ -235,7 +235,10 @@ def _labels(run: _Run) -> pa.Array:
 
 
 def _notes(run: _Run) -> tuple[pa.Array, pa.Array, pa.Array]:
-    """Return three columns: rule, reason, and payload before a rewrite. Of several rules, the last one is taken."""
+    """Return three columns: the rule that acted on a message, the reason, and the payload before a rewrite.
+
+    If several rules acted on a message, the columns have the last one.
+    """
     rule, reason = np.full(run.rows, -1, np.int32), np.full(run.rows, _REASON_OF[run.fates], np.int32)
     if (reason < 0).all() and not any(part.note and (part.note.why or part.note.before) for part in run.parts):
         none = nulls(run.rows, NAME)

@@ -40,7 +40,7 @@ class SegmentContent(NamedTuple):
 
 
 class OpenSegment:
-    """The rows that will be in the log's next file (the open segment). It collects them in memory."""
+    """The open segment: rows that are collected in memory for the log's next file."""
 
     def __init__(self, number: int, first_row: int) -> None:
         self.number = number
@@ -53,11 +53,14 @@ class OpenSegment:
         self._since: float | None = None
 
     def is_full(self, rows: int, nbytes: int) -> bool:
-        """Return whether there are so many rows, bytes or typed columns that the file must be closed."""
+        """Return whether the segment has so many rows, bytes or cells of typed columns that it must be closed."""
         return self.rows >= rows or self.nbytes >= nbytes or self.rows * len(self._typed) >= CELLS
 
     def is_too_wide_for(self, batch: pa.RecordBatch | None) -> bool:
-        """Return whether the rows of `batch` would give the file too many columns, so that it must be closed first."""
+        """Return whether this segment must be closed before `batch` is added.
+
+        With the rows of `batch`, the segment would have too many cells (rows times typed columns).
+        """
         if batch is None or not self.rows:
             return False
         rows: int = self.rows + batch.num_rows
@@ -66,7 +69,7 @@ class OpenSegment:
     def add(self, batch: pa.RecordBatch | None) -> None:
         """Append rows, which wait to be stored in a file.
 
-        None: there are no rows, but the positions in the streams have changed, and wait to be stored.
+        If `batch` is None, there are no rows, but new positions in the streams wait to be stored.
         """
         self._since = self._since or time.monotonic()
         if batch is None:
@@ -103,7 +106,7 @@ class OpenSegment:
     def content(self, streams: StreamCursors, steps: StepPosition | None) -> SegmentContent:
         """Return a copy of what a file must hold now: the rows so far, and how far the server's streams were read.
 
-        Rows can still be added afterwards.
+        From now on these rows do not count as waiting for a file. Rows can still be added to the segment.
         """
         self._since = None
         meta = {"first_row": self.first_row, "cursors": dict(streams.cursors), "begun": dict(streams.begun)}

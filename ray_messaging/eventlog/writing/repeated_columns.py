@@ -9,8 +9,8 @@ from numpy.typing import NDArray
 
 NAME = pa.dictionary(pa.int32(), pa.string())
 
-# Columns of up to this many rows share memory, and longer ones are built each time. A chunk of a bulk send has fewer
-# rows than this.
+# Columns of nulls, and codes that are all 0, share memory if they have at most this many rows. Longer columns are built
+# each time. A chunk of a bulk send has fewer rows than this.
 _SHARED_ROWS = 65_536
 
 Codes = NDArray[np.int32]

@@ -35,9 +35,8 @@ _TAKE_OVER_S = 20.0
 class SegmentStore:
     """Storage of one writer's segments (the Parquet files of the log), one at a time.
 
-    `closed` has the segments that get no more rows.
-
-    The positions in the streams are not kept for old segments, because the next segment has all of them again.
+    `closed` has the segments that get no more rows, without their positions in the streams: the file of the next
+    segment has newer positions in all streams.
 
     Args: `writer` is the writer's name in the folder's account (see `FolderAccount`). `known` returns whether the
     server still knows the log of this run. `crash` is called at the points where tests crash the writer. `on_trouble`
@@ -162,7 +161,7 @@ class SegmentStore:
         self.missing[text] = None
 
     def stop_retrying(self) -> None:
-        """Let each call that fails be tried only once more, so that closing does not wait for space on a disk."""
+        """Let `retry` begin only one more attempt at each call, so that closing does not wait for space on a disk."""
         self._stopping.set()
 
     async def _write(self, content: SegmentContent) -> Segment:
@@ -207,9 +206,12 @@ class SegmentStore:
         return self._folder.stage(content.number, content.table, content.meta | own)
 
     async def retry(self, attempt: Callable[[], Awaitable[T]]) -> T:
-        """Repeat a call until it succeeds.
+        """Repeat a call while the server is away or full, or while a file cannot be read or written.
 
         Meanwhile no rows are dropped: when the streams are full, senders wait.
+
+        Raises: LogError if an attempt that began after `stop_retrying` fails; ServerRefused if the server refuses a
+        call before the writer has started.
         """
         backoff = Backoff(LOG_WRITE_RETRY)
         while True:

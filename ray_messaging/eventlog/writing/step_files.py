@@ -53,7 +53,7 @@ class CollectedWriter:
 
     def _write(self, found: Unwritten) -> None:
         for kind, encode in _FILES.items():
-            # The other entries are in files, but not yet deleted on the server.
+            # `beyond` leaves out the entries that are already in files, but not yet deleted on the server.
             new = found.beyond(kind, self._folder.collected_files(kind, self._born))
             if new:
                 steps = {entry.step for entry in new}
@@ -68,7 +68,7 @@ _FILES: dict[CollectedKind, Callable[[Sequence[Collected]], pa.Buffer]] = {
 
 
 class CheckpointWriter:
-    """Task that writes checkpoints: after every n-th step, it copies all data of the experiment to a file.
+    """Task that writes checkpoints: after each `every` steps, it copies all data of the experiment to a file.
 
     No step begins while the data are copied. Steps go on while the file is written. `segments` writes the files under
     the folder's lock.
@@ -109,7 +109,7 @@ class CheckpointWriter:
             progress = await self._retry(self._store.progress)
             if progress.sealed >= self._next:
                 await self._take(progress)
-            # After a failover, the server may lack the request to stop after that step, so the request is repeated.
+            # After a failover, the server may lack the request to stop after step `_next`, so the request is repeated.
             elif progress.holds.get(CHECKPOINT) != self._next:
                 await self._hold(self._next)
             else:

@@ -101,7 +101,7 @@ class StepFeed:
     async def begin(self, position: StepPosition | None) -> None:
         """Begin to read the steps after `position` (None: no step is in a file), and make the server keep them.
 
-        If the server's records of the steps disagree with `position`, they decide where the log continues.
+        If the server's records of the steps disagree with `position`, the records decide where the log continues.
         """
         progress = await self._store.progress()
         held = progress.holds.get(HOLD)
@@ -135,7 +135,7 @@ class StepFeed:
         await self._store.drop_hold(HOLD)
 
     def ask(self) -> Callable[[], bool]:
-        """Ask for all messages of steps that have ended for all groups, and from outside, that the server has now.
+        """Ask for the messages that the server has now: those of ended steps, and those from outside of steps.
 
         Returns: a function that returns whether the log has these messages.
         """
@@ -291,18 +291,19 @@ class StepFeed:
     ) -> LoggedPart | None:
         """Return the rows of a frame for the log, or None if there are none.
 
-        Broadcasts that rules for whole steps have changed for all their hearers are left out: log notes have these
-        rows.
+        Rules for whole steps block or change messages by amendments: frames that change how messages of other frames
+        are delivered. The blocked and changed messages are in the box NOTES. So amendments have no rows here, and
+        broadcasts are left out for the hearers for whom an amendment blocks or changes them.
 
-        Args: `amendments` are batches of such changes to the frame's broadcasts.
+        Args: `amendments` has the amendments to the broadcasts of this frame.
         """
         mailbox, _, at = box.rpartition("@")
         try:
             batch = batch_of(frame, int(at))
             if mailbox != NOTES and amends(frame, batch):
-                return None  # notes have the rows of these broadcasts
+                return None  # the box NOTES has the rows of an amendment
             if batch.lines is None or batch.ordinal is None:
-                raise FrameError("the frame lacks the payloads or the numbers that messages of a step have")  # noqa: TRY301 - reported below
+                raise FrameError("the frame has no payloads, or does not number its messages (ordinals)")  # noqa: TRY301 - reported below
             if batch.fold is not None and amendments:
                 found = hearers_of.unamended(batch, amendments)
                 if found is None:
@@ -366,7 +367,7 @@ def _superseded(parts: Sequence[LoggedPart], changed: Sequence[LoggedPart]) -> l
 class Earlier:
     """The changes that rules for single messages made to payloads: for each message, its original payload and the rule.
 
-    Args: `parts` are all messages of a step, in parts, each with a key for each row.
+    Args: `parts` are all messages of a step, in parts. Each part comes with an array that has a key for each row.
     """
 
     def __init__(self, parts: Iterable[tuple[LoggedPart, NDArray[np.int64]]]) -> None:
@@ -380,10 +381,11 @@ class Earlier:
                     self._rules |= dict.fromkeys(keys[np.frombuffer(why.rows, "<u4")].tolist(), (why.rule, why.reason))
 
     def kept_in(self, part: LoggedPart, keys: NDArray[np.int64]) -> LoggedPart:
-        """Return `part`, messages that a rule for whole steps has changed, with the payloads that the agents had sent.
+        """Return `part` with a log note that has the payloads as the agents sent them.
 
-        If the log note of a message names no rule, this method adds the rule for single messages that had changed the
-        message before.
+        `part` has messages that rules for whole steps have changed. If a rule for single messages had changed a message
+        before, the log note gets the message's original payload. If the log note names no rule for this message, it
+        gets the rule for single messages, too.
 
         Args: `keys` has, for each row, the key under which this object keeps the earlier change of the message.
         """
@@ -429,7 +431,8 @@ def _in_order(exp_id: str, parts: Sequence[LoggedPart]) -> pa.RecordBatch | None
 
 
 def _sorted(column: pa.ChunkedArray, order: pa.Array) -> pa.Array:
-    # `take` needs one dictionary for all rows, and Arrow cannot join more than 2 GiB of texts.
+    # `take` needs the column in one piece. A long dictionary is replaced by plain texts, but not in a large column,
+    # because Arrow cannot join more than 2 GiB of texts.
     whole = (stored_column(column) if column.nbytes < _TEXT_BYTES else column.unify_dictionaries()).combine_chunks()
     one = pa.types.is_dictionary(whole.type) and len(whole.dictionary) == 1
     if whole.null_count == len(whole) or (one and not whole.null_count):
@@ -462,7 +465,7 @@ def _is_said(part: LoggedPart) -> bool:
 
 def _pairs_sent(part: LoggedPart) -> Counter[str]:
     if isinstance(part.fates, int):
-        # if the hearers are not known, the rows count as 0 messages
+        # if the hearers are not known, rows without a recipient count as 0 messages
         to_ids, hearers = part.batch.to_ids, part.hearers
         named = len(to_ids) if to_ids.kinds is None else int((to_ids.kinds != NONE).sum())
         return Counter({FATES[part.fates]: named if hearers is None else int(hearers.pairs.sum())})
@@ -495,7 +498,8 @@ def _by_step(boxes: Mapping[str, Sequence[Cover]]) -> dict[int, dict[str, list[C
     """Group covers by the step in which their messages were sent; return {step: {box: covers}}.
 
     A cover is a record that says which frames of a box (what one mailbox reads in one step) are valid. `boxes` has the
-    covers of each box. Covers of messages from outside of steps are grouped by the step in which these are read.
+    covers of each box. Covers of messages from outside of steps are grouped by the step in which these messages are
+    read. The boxes PUBLICATIONS and PLACES are left out.
     """
     found: dict[int, dict[str, list[Cover]]] = {}
     for box, covers in boxes.items():

@@ -10,9 +10,9 @@ from ray_messaging.errors import MessagingError
 from ray_messaging.transports.cursors import START
 from ray_messaging.transports.log_store import LogItem, LogMark, LogStreams
 
-# The approximate size of one read. It is large enough for a batch of rows, because large batches cost least per row. It
-# is small enough that any number of streams needs no more memory, and that queries do not wait long while a read is
-# parsed.
+# The approximate size of one read in bytes, over all streams. It is large, because large batches of rows cost least per
+# row. It is limited, so that memory does not grow with the number of streams, and queries do not wait long while a read
+# is parsed.
 READ_BYTES = 6 * 2**20
 _WIDENING = 4.0
 # This many dropped streams are remembered, because a task may still wait for the end of a stream that was just dropped.
@@ -47,7 +47,7 @@ class StreamCursors:
         # For each stream whose entry after the cursor is only partly in the log: this entry, and how many of its rows
         # the log has.
         self.begun: dict[str, tuple[str, int]] = {}
-        # For each stream, the numbers of messages and bytes that earlier writers have read.
+        # For each stream, how many of its messages and bytes earlier writers have put into the log.
         self.taken_before: dict[str, tuple[int, int]] = {}
         self._seen: dict[str, str] = {}  # for each stream, the last entry that was read
         self._ended: dict[str, str] = {}  # for each stream that has ended, its last entry
@@ -70,7 +70,7 @@ class StreamCursors:
     def next_read(self) -> Read:
         """Return the arguments of the next read.
 
-        It reads all streams, or if they could return too much in one read, some of the streams in turn.
+        The read covers all streams. If these could return too much, it covers only some streams, in turn.
         """
         entries = max(1, int(READ_BYTES // self._entry_bytes))
         names = [name for name in self.cursors if not self._done(name)]
@@ -128,7 +128,7 @@ class StreamCursors:
         return {name: self._marks[name] for name in changed}
 
     def taken(self) -> dict[str, tuple[int, int]]:
-        """Return, for each stream, how many messages and bytes this writer and earlier writers have read."""
+        """Return, for each stream, how many messages and bytes this and earlier writers have put into the log."""
         return {name: self._taken(name) for name in self.cursors}
 
     def _taken(self, name: str) -> tuple[int, int]:

@@ -104,7 +104,7 @@ class StreamReader:
             yield done, record_batch(self.exp_id, parts) if parts else None
 
     def _take(self, item: LogItem, hearers_of: HearersOf) -> Iterator[tuple[LoggedPart | None, WrittenEntry]]:
-        """Yield the rows of an entry in pieces, each with a `WrittenEntry` that says up to which row the entry is done.
+        """Yield the rows of an entry in pieces, each with a `WrittenEntry` that says where the piece ends.
 
         For an entry without rows, yield None with its `WrittenEntry`.
         """

@@ -33,7 +33,7 @@ logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-# The limits of the log stream, which has blocked messages and notes. They are the same as for a mailbox.
+# The limits of the log stream, which has blocked messages and log notes. A mailbox has the same limits.
 LOG_LIMITS = Limits(MAILBOX_MESSAGES, MAILBOX_BYTES, lease_s=0.0, leased=False)
 
 _BLOCK_S = 5.0
@@ -139,7 +139,8 @@ class LogWriter:
 
         Rows that could not be written stay in the streams.
 
-        Raises: LogError if the folder cannot be written, ConnectionFailed if the server is away.
+        Raises: LogError if the folder cannot be written, or if the server has lost the streams; ConnectionFailed if the
+        server is away.
         """
         if self._closed or self._read_task is None:
             self._closed = True
@@ -187,9 +188,9 @@ class LogWriter:
 
     @property
     def _unstored(self) -> list[OpenSegment]:
-        """Return, in order, the collections of rows that are in no closed file.
+        """Return the segments whose rows are in no closed file.
 
-        These are the one that is being written, if any, and the newest one.
+        These are the segment that is being written to its last file, if any, and then the open segment.
         """
         return [each for each in (self._full, self._open) if each is not None]
 
@@ -311,7 +312,7 @@ class LogWriter:
             await self._feed.run()
         except MessagingError:
             await self._reader.retry(self._segments.check_owner)
-            if not self._segments.lost:  # otherwise `_read` saves the rows
+            if not self._segments.lost:  # if the streams are lost, `_read` saves the rows
                 raise
 
     # -- writing ----------------------------------------------------------------------------------------------------
@@ -378,7 +379,7 @@ class LogWriter:
             await self._collected.write(least=FILE_BYTES)
         if not self._segments.lost:
             await self._segments.retry(self._reader.hearers.tidy)
-        if not closed:  # the writer is idle; a busy writer would need the memory again at once
+        if not closed:  # few rows came; a busy writer would need the memory again at once
             await asyncio.to_thread(pa.default_memory_pool().release_unused)
 
     async def unwritten(self) -> Unwritten:

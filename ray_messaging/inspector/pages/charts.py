@@ -194,7 +194,7 @@ def society_map(found: SocietyInStep, size: int) -> Options:
     The colours of the agents show their values.
     """
     left, right, low, high = found.bounds
-    # The margin: half a cell around a lattice, or 3% around positions.
+    # The margin is half a cell around a lattice. Around positions, it is 3% of their range.
     aside, above = (0.5, 0.5) if found.lattice else (0.03 * (right - left) or 1, 0.03 * (high - low) or 1)
     cell = size / (1 + max(right - left, high - low))
     axis = {"type": "value", "show": False}
@@ -277,7 +277,10 @@ def _value_colours(found: SocietyInStep, size: int) -> Options:
 
 
 def _drawn(value: float | str, found: SocietyInStep) -> float:
-    """Return the number that decides the colour of a value. For a value without a colour it is below all others."""
+    """Return the number that decides the colour of a value.
+
+    A text that is not in `found.scale` gets -1, which is drawn grey. A number that is not finite gets the least value.
+    """
     if isinstance(found.scale, list):
         return found.scale.index(str(value)) if value in found.scale else -1
     return float(value) if isfinite(value) else found.scale[0]  # type: ignore[arg-type]

@@ -252,9 +252,10 @@ class Problem:
 
     @contextmanager
     def told(self, about: str = "") -> Iterator[None]:
-        """Show an error of a `with` block, and go on after the block.
+        """Show the error that a `with` block raises.
 
-        The error is shown until a later block with the same `about` ends.
+        After a MessagingError or OSError, the program goes on after the block. Other errors are also raised. An error
+        is shown until a later block with the same `about` succeeds.
         """
         self._wait(1)
         try:
