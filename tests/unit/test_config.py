@@ -54,7 +54,10 @@ BAD_URLS = [
     "host:6379",
     "",
     *(f"redis+sentinel://{rest}" for rest in ("a:x/t", "a:0/t", "a", "/t", "a,/t", f"u:{SECRET}@a:70000/t", "a/t/x")),
-    *(f"redis+cluster://{rest}" for rest in ("a:x", "a:0", "", "a,", f"u:{SECRET}@a:70000", "a:1/2", "a:1/town", "a#1")),
+    *(
+        f"redis+cluster://{rest}"
+        for rest in ("a:x", "a:0", "", "a,", f"u:{SECRET}@a:70000", "a:1/2", "a:1/town", "a#1")
+    ),
     *(f"redis+cluster://a?{option}" for option in ("shards=0", "shards=x", "x=1")),
 ]
 
