@@ -251,6 +251,9 @@ class StepAborted(MessagingError, RuntimeError):
     `step` is the step's number, and `group` the group that did not commit it.
     """
 
+    step: int
+    group: str
+
 
 class BudgetSpent(MessagingError):
     """The budget of `Calls(budget=)`, which limits calls or money, is spent.
@@ -314,6 +317,11 @@ class StepTooLarge(MessagingError, ValueError):
 
     `rows` and `nbytes` are the numbers of messages and bytes of the step, `limit_rows` and `limit_bytes` their limits.
     """
+
+    rows: int
+    nbytes: int
+    limit_rows: int
+    limit_bytes: int
 
 
 class UndeclaredSend(MessagingError, ValueError):

@@ -134,6 +134,7 @@ class AudienceMaker:
                     f"audience {name!r} exists already: messaging.audience({name!r}) returns it",
                     kind="audience",
                     value=name,
+                    owner=None,
                 )
             self._publish(name, audiences.last_version(name) + 1, AudienceKind(kind), edges)
 

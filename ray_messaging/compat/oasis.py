@@ -150,7 +150,9 @@ class Channel:
         asked = self._asked.get(message_id)
         if asked is None:
             raise UnknownName(
-                f"no action has the message_id {message_id!r}, or its result was read before: read each result once"
+                f"no action has the message_id {message_id!r}, or its result was read before: read each result once",
+                kind="action",
+                value=message_id,
             )
         try:
             return message_id, asked.agent_id, await asked.result
@@ -241,7 +243,9 @@ class Channel:
         if asked is None:
             raise UnknownName(
                 f"no action with the message_id {message_id!r} waits for its result in this channel: send one result "
-                "for each action that receive_from() has returned"
+                "for each action that receive_from() has returned",
+                kind="action",
+                value=message_id,
             )
         self._results.put((asked, {"result": result}))
         # If the platform itself never awaits anything, the task that sends the results runs only during this sleep.

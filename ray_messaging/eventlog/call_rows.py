@@ -239,7 +239,8 @@ def summed_calls(calls: pa.Table, by: Sequence[str]) -> pa.Table:
     Raises: InvalidQuery if `by` is empty, or names a column that is not in SUMMED_BY.
     """
     if not by or any(name not in SUMMED_BY for name in by):
-        raise InvalidQuery(f"by={list(by)!r} must be among the columns {', '.join(SUMMED_BY)}")
+        text = f"by={list(by)!r} must be among the columns {', '.join(SUMMED_BY)}"
+        raise InvalidQuery(text, field="by", value=by)
     sums = [(name, "sum") for name in _SUMS]
     found = calls.group_by([*by]).aggregate([([], "count_all"), *sums])
     names = ("calls" if name == "count_all" else name.removesuffix("_sum") for name in found.column_names)

@@ -382,7 +382,13 @@ class StepLoop:
             agents=self.places,
             inbox=StepInbox(self._engine.exp_id, self.places, found.batches, found.folded),
             sends=StepSends(
-                self.places, opened.step, attempt, self._settings.horizon, settings.payload_bytes, directory.audiences
+                self.places,
+                opened.step,
+                attempt,
+                self._settings.horizon,
+                settings.payload_bytes,
+                directory.audiences,
+                self._group,
             ),
             state=self.state,
             state_bytes=settings.state_bytes,

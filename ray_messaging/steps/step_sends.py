@@ -144,9 +144,11 @@ class StepSends:
         horizon: int,
         payload_bytes: int,
         audiences: Audiences,
+        group: str,
     ) -> None:
         self.step = step
         self.agents = agents
+        self._group = group
         self._attempt = attempt
         self.horizon = horizon
         self._payload_bytes = payload_bytes
@@ -537,6 +539,7 @@ class StepSends:
             f"from_id {from_id!r} is not an agent of this group, and in a step a group sends only for its own "
             "agents: let the group of that agent send",
             value=from_id,
+            group=self._group,
         )
 
 

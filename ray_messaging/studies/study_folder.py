@@ -189,7 +189,7 @@ class StudyFolder:
 
         Raises: ConfigError if a run has collected a value of another kind than an earlier run.
         """
-        series = [(run.key, _table(each.series)) for run, each in ended if each.series is not None]
+        series = [(run.key, _table(each.series, self.where)) for run, each in ended if each.series is not None]
         with_series = [run for run, each in ended if each.series is not None]
         for run, (_, table) in zip(with_series, series, strict=True):
             self._check_kinds(table.schema, f"replicate {run.replicate} of {run.row}")
@@ -403,7 +403,7 @@ def _times_of(columns: Mapping[str, list[Any]]) -> dict[str, tuple[float | None,
     return dict(zip(columns[KEY], zip(columns[SECONDS], calls, strict=True), strict=True))
 
 
-def _table(series: bytes | None) -> pa.Table:
+def _table(series: bytes | None, where: str) -> pa.Table:
     with suppress(pa.ArrowInvalid):
         return pa.ipc.open_stream(series).read_all()
-    raise LogError("a worker sent series that cannot be read: please report this")
+    raise LogError("a worker sent series that cannot be read: please report this", path=where)

@@ -74,7 +74,7 @@ def open_step(number=0, state=None, agents=5, state_bytes=10_000):
         seed=SEED,
         agents=places,
         inbox=StepInbox("exp", places, []),
-        sends=StepSends(places, number, 1, 64, 1000, Audiences()),
+        sends=StepSends(places, number, 1, 64, 1000, Audiences(), "town"),
         state=state,
         state_bytes=state_bytes,
     )

@@ -1,5 +1,7 @@
 """The names that users may import, locked: a change here is a change for them."""
 
+import ast
+import inspect
 import re
 from collections import Counter
 from contextlib import suppress
@@ -61,6 +63,19 @@ def test_every_error_is_drawn_in_the_tree_and_only_their_root_is_at_the_top():
     for name in ERRORS:
         assert f" {name} " in f" {errors.__doc__.replace(chr(10), ' ')} ", name
     assert {*ERRORS} & {*ray_messaging.__all__} == {"MessagingError"}
+
+
+def test_each_error_is_raised_with_the_facts_that_its_class_names():
+    lacking = []
+    for path in sorted(Path(ray_messaging.__file__).parent.rglob("*.py")):
+        for call in ast.walk(ast.parse(path.read_text())):
+            if not isinstance(call, ast.Call) or not isinstance(call.func, ast.Name) or call.func.id not in ERRORS:
+                continue
+            kind, given = getattr(errors, call.func.id), {each.arg for each in call.keywords}
+            facts = {fact for each in kind.__mro__ for fact in inspect.get_annotations(each)}
+            lacks = {fact for fact in facts if not hasattr(kind, fact)} - given
+            lacking += [(f"{path.name}:{call.lineno}", call.func.id, lacks)] if lacks and None not in given else []
+    assert lacking == []
 
 
 @pytest.mark.parametrize("name", sorted({*ERRORS} - {"MessagingError"}))

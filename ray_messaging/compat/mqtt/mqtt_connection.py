@@ -164,12 +164,12 @@ class Connection:
         except TimeoutError:
             if not self.room.is_set():
                 raise self._away(
-                    "the inbox is full, so this messager receives nothing until messages are fetched: await "
+                    "the inbox is full, so this messager is not connected until messages are fetched: await "
                     "fetch_messages() first"
                 ) from None
             raise self._away(
-                f"there was no connection to the broker at {self._where} for {timeout_s:g} s: check that it runs, "
-                "and check the network to it"
+                f"there was no connection to the broker at {self._where} for {timeout_s:g} s, so nothing was sent: "
+                "check that it runs, and check the network to it"
             ) from None
         if self.ended is not None:
             raise self.ended.with_traceback(None)
@@ -191,7 +191,10 @@ class Connection:
             ) from None
         # Without a connection, paho stores the message, and sends it over the next connection.
         if info.rc not in {MQTT_ERR_SUCCESS, MQTT_ERR_NO_CONN}:
-            raise self._away(f"the MQTT library paho did not accept the message (code {info.rc!r}): please report this")
+            raise self._away(
+                f"the MQTT library paho did not accept the message (code {info.rc!r}), and nothing "
+                "was sent: please report this"
+            )
         try:
             async with asyncio.timeout(self._config.timeout):
                 code: ReasonCode = await self._answer(info.mid)
@@ -201,10 +204,7 @@ class Connection:
                 f"{self._config.timeout:g} s: the message may still arrive, so ask its receiver before you send again"
             ) from None
         if code.is_failure:
-            raise ServerRefused(
-                f"the broker at {self._where} refused a message on {topic!r} ({code}): check the rights of the user "
-                "there"
-            )
+            raise self._refused(f"refused a message on {topic!r} ({code}): check the rights of the user there")
 
     async def subscribe(self, filters: list[str]) -> None:
         """Subscribe with QoS 2. Retained messages are received only for a new subscription.
@@ -230,7 +230,7 @@ class Connection:
             answer.cancel()
         refused = [repr(name) for name, code in zip(filters, codes, strict=True) if code.is_failure]
         if refused:
-            raise ServerRefused(f"the broker at {self._where} does not let this user subscribe to {', '.join(refused)}")
+            raise self._refused(f"does not let this user subscribe to {', '.join(refused)}")
 
     async def _answer(self, number: int) -> Any:  # noqa: ANN401 - a code, or a list of them
         answer = self._acks[number] = self._loop.create_future()
@@ -391,17 +391,21 @@ class Connection:
             return self._unreachable(why)
         code = self._accepted.result()
         if code.value in _REFUSED:
-            return ServerRefused(f"the broker at {self._where} refused this user ({code}): check username and password")
+            return self._refused(f"refused this user ({code}): check username and password")
         return self._unreachable(code)
 
     def _unreachable(self, why: object) -> ConnectionFailed:
         return self._away(
             f"cannot connect to the MQTT broker at {self._where} ({why}); is it running, does it speak MQTT 5, and is "
-            "the port the right one?"
+            "the port the right one? Nothing was sent"
         )
 
+    def _refused(self, what: str) -> ServerRefused:
+        config = self._config
+        return ServerRefused(f"the broker at {self._where} {what}", host=config.server, port=config.port)
+
     def _away(self, text: str) -> ConnectionFailed:
-        return ConnectionFailed(f"{text} (nothing was sent)", host=self._config.server, port=self._config.port)
+        return ConnectionFailed(text, host=self._config.server, port=self._config.port)
 
 
 def _settle(waiting: "asyncio.Future[Any]", result: object) -> None:
