@@ -123,10 +123,11 @@ class Audiences:
             ) from error
 
     def _missing(self, name: str, versions: tuple[StoredVersion, ...], step: int | None) -> str:
-        if versions and versions[-1].facts:
+        later = [each.since for each in versions if each.facts and step is not None and each.since > step]
+        if later:
             return (
-                f"audience {name!r} exists only from step {versions[0].since} on, and this is step {step}: use it "
-                "from that step on"
+                f"audience {name!r} does not exist in step {step}, but from step {later[0]} on: use it from that step "
+                "on"
             )
         if versions:
             return (

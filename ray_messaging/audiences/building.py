@@ -448,12 +448,13 @@ def checked_points(points: object, rows: int, dimensions: int | None = None) -> 
     try:
         found = np.array(points, np.float64)
     except (TypeError, ValueError) as error:
-        raise InvalidColumns(f"positions must be numbers, in an array of shape (n, 2) or (n, 3) ({error})") from error
-    if found.ndim != 2 or len(found) != rows or found.shape[1] != (dimensions or found.shape[1]) or not found.shape[1]:
-        wanted = f"({rows}, {dimensions})" if dimensions else f"({rows}, 2) or ({rows}, 3)"
         raise InvalidColumns(
-            f"positions must have the shape {wanted}, a row for each agent; the given positions have the shape "
-            f"{found.shape}"
+            f"positions must be numbers, in an array of shape (n, d), such as (n, 2) ({error})"
+        ) from error
+    if found.ndim != 2 or len(found) != rows or found.shape[1] != (dimensions or found.shape[1]) or not found.shape[1]:
+        raise InvalidColumns(
+            f"positions must have the shape ({rows}, {dimensions or 'd'}), a row for each agent and a column for each "
+            f"coordinate; the given positions have the shape {found.shape}"
         )
     bad = np.flatnonzero(~np.isfinite(found).all(axis=1))
     if len(bad):

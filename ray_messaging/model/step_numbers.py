@@ -29,6 +29,22 @@ def check_until(until: object) -> int:
     return number
 
 
+def delivery_step(deliver_at: object, step: int, horizon: int) -> int:
+    """Return the step in which a message that is sent in `step` is read. `deliver_at` None means the next step.
+
+    Raises: ConfigError unless `deliver_at` is None or a later step, at most `horizon` steps ahead.
+    """
+    if deliver_at is None:
+        return step + 1
+    low, high = step + 1, step + horizon
+    if (found := whole_number(deliver_at)) is None or not low <= found <= high:
+        raise ConfigError(
+            f"deliver_at={deliver_at!r} in step {step} must be the number of a later step, an int from {low} to "
+            f"{high}, at most {horizon} steps ahead"
+        )
+    return found
+
+
 def whole_number(value: object) -> int | None:
     """Return an int of at least 0, or None for anything else."""
     try:

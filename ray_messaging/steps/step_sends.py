@@ -25,7 +25,7 @@ from ray_messaging.model.extension import UNRESOLVED, AskedOutside, AudiencePair
 from ray_messaging.model.finite import MAYBE_NULL, NULL
 from ray_messaging.model.json_form import LARGE, LINE_END, MAYBE_LARGE, PLAIN
 from ray_messaging.model.message_ids import MessageIdColumn
-from ray_messaging.model.step_numbers import whole_number
+from ray_messaging.model.step_numbers import delivery_step
 from ray_messaging.sending.bulk_input import ColumnChunk, columns_of
 from ray_messaging.steps.agent_places import AgentPlaces
 
@@ -523,16 +523,7 @@ class StepSends:
             low = high
 
     def _deliver(self, deliver_at: int | None) -> int:
-        """Return the step in which a message is read; raise ConfigError if it has passed or is too far ahead."""
-        if deliver_at is None:
-            return self.step + 1
-        low, high = self.step + 1, self.step + self.horizon
-        if (found := whole_number(deliver_at)) is None or not low <= found <= high:
-            raise ConfigError(
-                f"deliver_at={deliver_at!r} in step {self.step} must be the number of a later step, an int from "
-                f"{low} to {high}, at most {self.horizon} steps ahead"
-            )
-        return found
+        return delivery_step(deliver_at, self.step, self.horizon)
 
     def _not_ours(self, from_id: Any) -> UnknownSender:  # noqa: ANN401 - any id
         return UnknownSender(

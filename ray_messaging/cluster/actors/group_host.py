@@ -174,7 +174,7 @@ class CallerAdmission:
         if number not in caller.calls:
             raise OutcomeUnknown(
                 "this send was repeated, and whether its first try succeeded is no longer known: check whether the "
-                "messages arrived, or send them again"
+                "messages arrived before you send again"
             )
         # The work goes on if this coroutine is cancelled, because a repeated call may wait for the same outcome.
         return await asyncio.shield(caller.calls[number])
@@ -313,7 +313,8 @@ class GroupHost:
             if begun_in not in {None, self.lane.token}:
                 raise OutcomeUnknown(
                     f"group {self._name!r} of experiment {self.messager.exp_id!r} went down before or during this "
-                    "send, so the messages may or may not have been sent. The group starts again: send again"
+                    "send, so the messages may or may not have been sent. The group starts again: check whether the "
+                    "messages arrived before you send again"
                 )
             run = partial(self.messager.relay, frames)
             return await self._admission.admit(call.caller, call.number, call.oldest, run)

@@ -133,7 +133,9 @@ def translated(
     if isinstance(error, ActorDiedError | ActorUnavailableError | ActorUnschedulableError):
         if sends:
             later = {
-                ActorUnavailableError: "the group starts again, so send again",
+                ActorUnavailableError: (
+                    "the group starts again: check whether the messages arrived before you send again"
+                ),
                 ActorUnschedulableError: f"the group is gone with the machine to which it belongs: {_AGAIN}",
             }.get(type(error), f"the group was shut down, or died: {_AGAIN}")
             return OutcomeUnknown(

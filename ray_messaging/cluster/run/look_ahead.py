@@ -40,6 +40,7 @@ from ray_messaging.model.columns import IdColumn, PayloadColumn, encode_payload
 from ray_messaging.model.exact import decode_exactly, encode_exactly
 from ray_messaging.model.extension import Extension
 from ray_messaging.model.message_ids import MessageIdColumn
+from ray_messaging.model.step_numbers import delivery_step
 from ray_messaging.steps.agent_places import NO_PLACES, AgentPlaces
 from ray_messaging.steps.call_memory import CallMemory
 from ray_messaging.steps.random_numbers import StepGenerators
@@ -213,12 +214,7 @@ class _StepAhead:
         line = encode_payload(payload, self._ahead.payload_bytes)
         place = self._places.place(from_id)
         mine = self.sent[place]
-        deliver = self.number + 1 if deliver_at is None else int(deliver_at)
-        if not self.number < deliver <= self.number + self._ahead.horizon:
-            raise ConfigError(
-                f"deliver_at={deliver_at!r} in step {self.number} must be the number of a later step, an int from "
-                f"{self.number + 1} to {self.number + self._ahead.horizon}, at most {self._ahead.horizon} steps ahead"
-            )
+        deliver = delivery_step(deliver_at, self.number, self._ahead.horizon)
         sent = _Sent(self.number, _rank(from_id), len(mine), line, topic, asks, answers)
         mine.append((to_id, deliver, sent))
         return sent

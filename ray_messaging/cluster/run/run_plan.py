@@ -147,7 +147,7 @@ def check_run(model: object, options: RunOptions) -> None:
     check_collect(options.collect, options.collect_every)
     for name, each in [] if options.start is None else functions_in("start", options.start):
         _check_start(name, each)
-    if not isinstance(options.concurrency, int) or options.concurrency < 1:
+    if type(options.concurrency) is not int or options.concurrency < 1:
         raise ConfigError(f"concurrency={options.concurrency!r} must be a whole number, at least 1")
     check_timeout(options.timeout, positive=True)
     living = any(each.living for each in aggregates_of(options.collect)) or None

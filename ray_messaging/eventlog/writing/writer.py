@@ -329,10 +329,12 @@ class LogWriter:
         async with self._rotating:
             if self._busy:
                 self._blocked += 1
-                if self._segments.trouble is not None:
-                    self._fail_waiters()
-                await self._written()
-                self._blocked -= 1
+                try:
+                    if self._segments.trouble is not None:
+                        self._fail_waiters()
+                    await self._written()
+                finally:
+                    self._blocked -= 1
             self._begin_file(closed=closed)
 
     def _begin_file(self, *, closed: bool) -> None:

@@ -15,7 +15,7 @@ from ray_messaging.interception.rules.rule import ALLOW, Added, StepRule, StepVe
 from ray_messaging.interception.verdicts import BatchVerdict
 from ray_messaging.model.batch import Batch
 from ray_messaging.model.columns import encode_payload
-from ray_messaging.model.step_numbers import whole_number
+from ray_messaging.model.step_numbers import delivery_step
 from ray_messaging.transports.experiment_store import Fields
 
 Tables = dict[str, tuple[str, Fields]]  # for each rule, by name, its `admission` (see StepRule) and its state
@@ -137,21 +137,15 @@ class RuleReviewer:
             return {} if verdict is ALLOW else dict.fromkeys(range(batch.rows), verdict), []
 
     def _added(self, rule: StepRule, number: int, message: Added) -> AddedMessage:
-        """Return an added message, encoded. Raises TypeError, ValueError or a MessagingError if it is not valid."""
+        """Return an added message, encoded. Raises TypeError or a MessagingError if it is not valid."""
         if not isinstance(message, Added):
             raise TypeError(f"StepVerdicts.add has {message!r}, which is not a message: write Added(to_id, payload)")
-        deliver = number + 1 if message.deliver_at is None else whole_number(message.deliver_at)
-        if deliver is None or not number < deliver <= number + self._horizon:
-            raise ValueError(
-                f"deliver_at={message.deliver_at!r} is not possible in step {number}: an added message can be read in "
-                f"the steps {number + 1} to {number + self._horizon}"
-            )
         return AddedMessage(
             rule.name,
             None if message.from_id is None else check_id(message.from_id),
             check_id(message.to_id),
             check_subtopic(message.subtopic),
-            deliver,
+            delivery_step(message.deliver_at, number, self._horizon),
             encode_payload(message.payload, PAYLOAD_LIMIT),
         )
 

@@ -101,7 +101,7 @@ def test_pairs_of_a_large_crowd_are_estimated():
 @pytest.mark.parametrize(
     ("points", "radius", "text"),
     [
-        ([[0, 0]], 1, r"shape \(2, 2\) or \(2, 3\), a row for each agent; the given positions have the shape \(1, 2\)"),
+        ([[0, 0]], 1, r"shape \(2, d\), a row for each agent and a column .* have the shape \(1, 2\)"),
         ([0, 0], 1, r"the given positions have the shape \(2,\)"),
         ([[0, 0], [1, np.nan]], 1, r"row 1 of the positions is \[1.0, nan\]"),
         ([[0, 0], [1, np.inf]], 1, r"row 1 of the positions is \[1.0, inf\]"),

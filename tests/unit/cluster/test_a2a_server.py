@@ -112,7 +112,7 @@ async def test_data_are_the_payload_and_the_answer(outside):
         ([new_text_part("fail")], TaskState.TASK_STATE_FAILED, "I cannot"),
         ([new_text_part("huge")], TaskState.TASK_STATE_FAILED, "cannot hold 9007199254740993 exactly"),
         ([new_text_part("casino")], TaskState.TASK_STATE_REJECTED, "pattern"),
-        ([new_url_part("file:///etc/passwd")], TaskState.TASK_STATE_REJECTED, "without files and URLs"),
+        ([new_url_part("file:///etc/passwd")], TaskState.TASK_STATE_REJECTED, "or has files or URLs"),
     ],
 )
 async def test_a_question_that_fails_or_that_a_rule_blocks_ends_its_task_with_the_reason(outside, parts, state, why):
