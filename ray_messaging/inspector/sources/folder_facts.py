@@ -111,7 +111,7 @@ class FolderFacts(RunFacts):
         return super().calls()
 
     def agent(self, agent: str) -> AgentFacts:
-        """Return facts about one agent, with the last values that `collect` recorded."""
+        """Return facts about one agent, with the last values that `collect` recorded of the agents."""
         found = super().agent(agent)
         return replace(found, state=in_words(self._once(self._last).get(found.name, {})))
 

@@ -12,7 +12,7 @@ from ray_messaging.eventlog.folder import SEGMENT
 from ray_messaging.eventlog.folder_records import RUN
 
 MOST_RUNS = 1_000
-_DEPTH = 4  # the levels of folders below a given folder in which runs are found
+_DEPTH = 4  # runs are found at most this many levels of folders below a given folder
 _MOST_FOLDERS = 20_000  # the most folders in which one call looks for runs
 
 
@@ -57,7 +57,7 @@ class RunFolders:
         """
         folder = self.found().get(run)
         if folder is None:
-            raise UnknownName(f"there is no run {run[:200]!r}: list_runs names the runs", kind="run", value=run)
+            raise UnknownName(f"there is no run {run[:200]!r}: call list_runs for all names", kind="run", value=run)
         check_files(folder)
         return folder
 
