@@ -59,7 +59,7 @@ def _tokens(row: _Row) -> int:
 
 
 def _money(amount: Decimal) -> str:
-    """Return an amount of money as text, with four significant digits, and with at least two decimals."""
+    """Return an amount of money as text, rounded to four significant digits, or to two decimals if these show more."""
     rounded = round(amount, max(2, 3 - amount.adjusted()) if amount else 2)
     return f"{rounded.normalize():,f}" if rounded != round(rounded, 2) else f"{rounded:,.2f}"
 
@@ -86,7 +86,7 @@ def _over_steps(rows: Sequence[_Row], measure: str) -> Series:
 
 
 def _slowest(log: EventLog, rows: Sequence[_Row]) -> list[SlowAgent]:
-    """Return the slowest agent of some steps: of those in which it was slower than all others by the most seconds.
+    """Return the steps in which one agent was slower than all others by the most seconds, each with this agent.
 
     The step with the largest difference from the second slowest agent comes first. An agent's seconds are the sum over
     its calls. Calls may be made at the same time, so this sum may exceed the step's time.

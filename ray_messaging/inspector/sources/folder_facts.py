@@ -84,7 +84,7 @@ class FolderFacts(RunFacts):
         unit, width = unit_for(span)
         counts = self.log.count(by=[unit, "step", *Key._fields])
         bins = binned(counts, "step")
-        in_steps = sum(map(Counter.total, bins.values())) > rows / 2  # in a run with steps, some messages have no step
+        in_steps = sum(map(Counter.total, bins.values())) > rows / 2  # some messages of a run with steps have no step
         if in_steps:
             width = (max(bins) - min(bins)) // BINS + 1
         else:

@@ -20,7 +20,7 @@ class RunFolders:
     """The runs in some folders, each with a name: `experiments/town` is the run in `town` of the folder `experiments`.
 
     A folder may also be a run itself, or the URI of a run. The folders are searched at each call, without following
-    symbolic links, so that a run can only be below the folders.
+    symbolic links, so that no run outside of the folders is found.
     """
 
     def __init__(self, folders: Sequence[str]) -> None:

@@ -38,7 +38,7 @@ def society_in_step(
         log: The log of the messages (None: the result has no messages).
         measure: The name of a collected value ("": the first one).
         step: A step (None: the last one). If no values were collected in this step, the last step before it with values
-            is taken.
+            is taken, or the first step with values if there is none before.
         columns: The number of agents in a row of the lattice in which agents without positions are drawn (None: so many
             that the lattice is a square).
 

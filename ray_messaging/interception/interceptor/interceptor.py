@@ -516,7 +516,7 @@ class Interceptor:
         return self._writer.behind_count
 
     def _follow_rules(self) -> None:
-        """Let the state of the current rules, and of no others, be saved from now on."""
+        """From now on, save the state of the current rules, and of no other rules."""
         # The state of rules that judge whole steps is saved with the steps.
         tables = {rule.name: rule.state for rule in self.rules.each if rule.state is not None}
         for name in set(self._tables) - set(tables) - {*OWN_TABLES}:

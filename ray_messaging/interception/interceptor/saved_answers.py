@@ -60,7 +60,7 @@ class AnswerRecord(msgspec.Struct, array_like=True, frozen=True):
 
 
 def _inflated(data: bytes) -> bytes:
-    """Decompress at most the size of a frame, because a few bytes could become more than the machine's memory."""
+    """Decompress data to at most a frame's size, because a few bytes could become more than the machine's memory."""
     reader = zlib.decompressobj()
     text = reader.decompress(data, FRAME_LIMIT)
     if not reader.eof:
