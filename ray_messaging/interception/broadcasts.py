@@ -92,7 +92,7 @@ class BarredPairs:
         return len(self._places) + len(self._senders)
 
     def rows(self, batch: Batch, pairs: PairRows, room: int) -> NDArray[np.intp]:
-        """Return the numbers, ascending, of the rows that the rule blocks.
+        """Return the numbers of the rows that the rule blocks, in ascending order.
 
         Blocked pairs of senders that are not in the cache are added, if the cache then has at most `room` entries.
         """
@@ -125,12 +125,12 @@ class BarredPairs:
     def _learn(
         self, senders: NDArray[np.int64], pairs: PairRows, found: NDArray[np.intp], new: NDArray[np.intp], room: int
     ) -> None:
-        """Add the blocked pairs of senders that are new in the cache, each sender once.
+        """Add senders that are not in the cache yet to the cache, with their blocked pairs.
 
-        If there is not enough room for all of them, add none.
+        If there is not enough room for all new senders and their pairs, add none.
 
-        Args: `found` has the blocked rows, and `new` the broadcasts of the new senders. `room` is the most entries that
-        the cache may have afterwards.
+        Args: `found` has the numbers of the blocked rows, and `new` the numbers of the broadcasts on which the cache
+        could not decide. `room` is the most entries that the cache may have afterwards.
         """
         new = new[np.unique(senders[new], return_index=True)[1]]
         new = new[~np.isin(senders[new], self._senders)]
@@ -177,7 +177,7 @@ class Intersections:
         return known[2]
 
     def rows(self, rule: Rule, check: PairCheck, batch: Batch, pairs: PairRows) -> NDArray[np.intp]:
-        """Return the numbers, ascending, of the rows whose pair of sender and hearer a rule blocks by the ids.
+        """Return the numbers of the rows whose pair of sender and hearer a rule blocks by the ids, in ascending order.
 
         The batch must have a row for every hearer of its broadcasts.
         """

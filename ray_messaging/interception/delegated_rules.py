@@ -25,7 +25,7 @@ from ray_messaging.model.batch import Batch
 logger = logging.getLogger(__name__)
 
 # While messages pass, a messager reports their number to the interceptor once in each interval of this length. If there
-# are many messagers, the interceptor gives them a factor by which the interval is longer.
+# are many messagers, the interceptor sends them a factor by which they lengthen the interval.
 _REPORT_S = 0.1 / 3
 _PAUSE_S = 0.02  # when no message has passed for this time, the number of passed messages is reported
 _PATIENCE_S = 10.0

@@ -120,7 +120,7 @@ class SocietyPage:
         try:
             with self._problem.told():
                 societies, lines = await self._ask(self._measure.value or "", columns)
-                if asked > self._shown:  # otherwise a later request was answered before this one
+                if asked > self._shown:  # false if a later request was answered before this one
                     self._shown = asked
                     self._show(societies, [found for found in lines if found is not None])
         finally:

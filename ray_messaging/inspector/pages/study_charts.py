@@ -14,7 +14,7 @@ _MOST_LABEL = 50  # the most characters of a line's name
 
 
 def curves(found: Curves) -> Options:
-    """Return the options of a chart of means as lines, with the bounds of their intervals as thin dashed lines."""
+    """Return the options of a chart of means as lines. Thin dashed lines are the bounds of the means' intervals."""
     choice = found.choice
     axis = {"name": cut(choice.x, 24), "nameLocation": "middle", "nameGap": 26, "nameTextStyle": FONT}
     axis |= {"axisLabel": FONT, "axisLine": {"lineStyle": {"color": LINE}}, "splitLine": {"show": False}}
@@ -71,7 +71,7 @@ def _labels(texts: Iterable[object], width: int) -> list[str]:
 
 
 def heat_map(found: HeatMap) -> Options:
-    """Return the options of a chart with a cell for each pair of values, darker for a larger mean."""
+    """Return the options of a heat map: a cell for each pair of values of two parameters, darker for a larger mean."""
     means = [mean for *_, mean in found.means if isfinite(mean)]
     columns, rows = (_labels(some, _MOST_NAME) for some in (found.columns, found.rows))
     low, high = min(means, default=0.0), max(means, default=1.0)

@@ -76,7 +76,7 @@ class StudyPage:
         self._bar.set_value(found.ended / found.planned if found.planned else 0)
         self._error.set_text(f"The first error: {found.error}" if found.error else "")
         names = [*found.parameters, "runs", "failed", *found.outcomes]
-        # The keys are numbers, because the names of parameters and outcomes are any texts, and must not become keys.
+        # The columns' keys are c0, c1, ... and not the names of parameters and outcomes, which may be any texts.
         self._table.columns = [
             {"name": f"c{place}", "label": cut(each, 40), "field": f"c{place}", "align": "left"}
             for place, each in enumerate(names)
@@ -113,7 +113,7 @@ class StudyPage:
 
 
 def _cell(row: Mapping[str, Any], column: str) -> str:
-    """Return the value of a column in a row as text for the table. A mean comes with its interval."""
+    """Return the value of a column in a row as text for the table. A mean comes with its bootstrap interval."""
     value = row.get(column)
     if isinstance(value, float) and f"{column} low" in row:
         low, high = row[f"{column} low"], row[f"{column} high"]

@@ -59,7 +59,7 @@ def _tokens(row: _Row) -> int:
 
 
 def _money(amount: Decimal) -> str:
-    """Return an amount of money, rounded to four digits, but at least to two decimals."""
+    """Return an amount of money as text, rounded to four significant digits, or to two decimals if these show more."""
     rounded = round(amount, max(2, 3 - amount.adjusted()) if amount else 2)
     return f"{rounded.normalize():,f}" if rounded != round(rounded, 2) else f"{rounded:,.2f}"
 
@@ -70,9 +70,9 @@ def _sums(title: str, row: _Row) -> CallSums:
 
 
 def _over_steps(rows: Sequence[_Row], measure: str) -> Series:
-    """Return, for each step, the sum of a measure over its calls through `me.remember`, such as their tokens.
+    """Return, for each step, the sum of a measure, such as tokens, over the step's calls through `me.remember`.
 
-    If there are too many steps, each sum is over several steps, and stands at the first of them.
+    If there are too many steps, each sum is over several steps, and stands at the first of these steps.
     """
     if not rows:
         return Series([], {measure: []})
@@ -86,10 +86,10 @@ def _over_steps(rows: Sequence[_Row], measure: str) -> Series:
 
 
 def _slowest(log: EventLog, rows: Sequence[_Row]) -> list[SlowAgent]:
-    """Return, for some steps, the agent whose calls took the longest in the step.
+    """Return the steps in which one agent was slower than all others by the most seconds, each with this agent.
 
-    The steps in which this agent was slower than the second slowest one by the most seconds come first. An agent's
-    seconds are the sum over its calls. Calls may be made at the same time, so this sum may exceed the step's time.
+    The step with the largest difference from the second slowest agent comes first. An agent's seconds are the sum over
+    its calls. Calls may be made at the same time, so this sum may exceed the step's time.
     """
     by_step = defaultdict[int, list[tuple[float, AgentId]]](list)
     for row in rows:

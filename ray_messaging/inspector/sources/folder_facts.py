@@ -84,7 +84,7 @@ class FolderFacts(RunFacts):
         unit, width = unit_for(span)
         counts = self.log.count(by=[unit, "step", *Key._fields])
         bins = binned(counts, "step")
-        in_steps = sum(map(Counter.total, bins.values())) > rows / 2  # in a run with steps, some messages have no step
+        in_steps = sum(map(Counter.total, bins.values())) > rows / 2  # some messages of a run with steps have no step
         if in_steps:
             width = (max(bins) - min(bins)) // BINS + 1
         else:
@@ -111,7 +111,7 @@ class FolderFacts(RunFacts):
         return super().calls()
 
     def agent(self, agent: str) -> AgentFacts:
-        """Return facts about one agent, with the last values that `collect` recorded."""
+        """Return facts about one agent, with the last values that `collect` recorded of the agents."""
         found = super().agent(agent)
         return replace(found, state=in_words(self._once(self._last).get(found.name, {})))
 

@@ -39,12 +39,13 @@ from ray_messaging.observability.health.findings import Health
 
 PERIOD_S = 60
 _MOST_COUNTED = 50_000  # the most rows that one call counts; of more rows, a sample of this size is counted
-_FIRST_COUNTED = 500_000  # the most rows that the first call counts: those that came before it
+_FIRST_COUNTED = 500_000  # the first call counts the rows that came before it, but at most this many
 _LETTERS = 50
 _MOST_AT_WORK = 20  # the most agents whose calls are shown
 _TEXTS = 3  # the most texts of a dead letter that are shown
 _TEXT = 300  # the most characters of each text that are shown
-# If a group has more agents, no states are shown, because a state can only be read with those of the whole group.
+# If an agent's group has more agents than this, the agent's state is not shown, because it can only be read together
+# with the states of the whole group.
 _MOST_HOSTED = 20_000
 
 
@@ -62,7 +63,7 @@ class LiveSource(RunFacts):
         lacks = {
             ("Society",): True,
             ("Search", "Conversation", "Why"): not messaging.log_dir,
-            ("Calls",): self._connection.experiment.steps is None,  # only agents in steps remember calls
+            ("Calls",): self._connection.experiment.steps is None,  # only agents in steps have `me.remember`
         }
         self.lacks = tuple(title for titles, lacking in lacks.items() if lacking for title in titles)
         self._by_second = RollingTraffic(PERIOD_S)

@@ -36,7 +36,7 @@ ReadRule = Callable[[str], Rule]
 
 
 class LiveControl:
-    """What a reader of the pages can do with a running experiment: steer it, and write as the user outside of it.
+    """What a reader of the pages can do with a running experiment: steer it, and send messages as its user.
 
     Each call that returns a str tells the reader what was done.
 
@@ -93,7 +93,10 @@ class LiveControl:
 
     def _rule(self, spec: str) -> Rule:
         if len(spec) > _LONGEST:
-            raise ConfigError(f"a rule of {len(spec):,} characters is too long for a page: use messaging.interceptor")
+            raise ConfigError(
+                f"a rule of {len(spec):,} characters is too long for a page, which takes at most {_LONGEST:,}: use "
+                "messaging.rules in Python"
+            )
         return self._read_rule(spec.strip())
 
     def preview(self, spec: str) -> Preview:
@@ -166,12 +169,14 @@ def payload_of(text: str) -> dict[str, Any]:
 def _recipient(text: str) -> AgentId:
     found = agent_id(text)
     if found is None:
-        raise ConfigError("the recipient is empty: write the id of an agent")
+        raise ConfigError(f"the recipient must be an agent, not {text.strip()!r}: write the id of an agent")
     return found
 
 
 def preview(log: EventLog, exp_id: str, rule: Rule) -> Preview:
-    """Apply a new rule to the messages of the last minute that passed all rules, at most MOST of them.
+    """Return what a new rule would do with the last MOST messages of the last minute that passed all rules.
+
+    The rule does not judge broadcasts to an audience, and messages of more than WIDTH characters.
 
     Raise LogError if the log is damaged.
     """
@@ -197,9 +202,9 @@ def preview(log: EventLog, exp_id: str, rule: Rule) -> Preview:
 
 
 def judged(rows: Iterable[Mapping[str, Any]], exp_id: str, rule: Rule) -> Iterable[tuple[Mapping[str, Any], Verdict]]:
-    """Yield the rows that a rule would block or change, with the rule's verdicts.
+    """Yield the rows that a rule would block, rewrite or label, with the rule's verdicts.
 
-    A RateLimit is given the times in the log in place of the clock.
+    For a RateLimit, the time is not that of the clock, but the time at which the log's messages were sent.
     """
     if isinstance(rule, RateLimit):
         moment = [0.0]

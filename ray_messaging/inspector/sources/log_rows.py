@@ -148,14 +148,15 @@ class RunFacts:
     def traffic(self) -> TrafficBins | None:
         """Return the numbers of messages by step or time; None if there is no log.
 
-        For a running experiment they are those of the last minute or of the last steps, otherwise of the whole log.
+        For a running experiment, only messages of the last minute or of the last steps are counted. After its end, the
+        messages of the whole log are counted.
         """
         return None
 
     def society(self) -> BusiestAgents | None:
         """Return the agents, and the pairs of agents, with the most messages; None if there is no log.
 
-        For a running experiment only its last messages are counted, otherwise the whole log.
+        For a running experiment, only its last messages are counted. After its end, the whole log is counted.
         """
         return None
 
@@ -173,8 +174,8 @@ class RunFacts:
 
         Return None if the run has collected no values of single agents, or too many for a page.
 
-        Args: `measure` is the name of a collected value ("": the first one). `step` None is the last step. `columns` is
-        the number of agents in a row of the picture (None: so many that the picture is a square).
+        Args: `measure` is the name of a collected value ("": the first one). `step` is a step (None: the last one).
+        `columns` is the number of agents in a row of the picture (None: so many that the picture is a square).
 
         Raises: InvalidQuery for a value that the run has not collected.
         """
@@ -262,9 +263,10 @@ class RunFacts:
         return cause_of(self.log.why(message_id, depth))
 
     def effects(self, message_id: str, steps: int) -> Series:
-        """Return, by step, how many agents a message could have influenced: first in this step, and up to this step.
+        """Return, for each step, how many agents a message could have influenced for the first time, and so far in all.
 
-        `steps` is the number of steps. Raises the same errors as `why`.
+        `steps` is the number of steps to look at, from the step in which the message is read. Raises the same errors as
+        `why`.
         """
         counts = self.log.effects(message_id, steps).counts().to_pydict()
         return Series(counts["step"], {"first moved": counts["agents"], "in all": counts["all"]})
@@ -275,7 +277,7 @@ class RunFacts:
 
 
 class LostSource(RunFacts):
-    """Source for an experiment that has ended, and whose log cannot be read here. `why` says what to do."""
+    """Source for an experiment that has ended, and whose log cannot be read here. Pages show the reason, `why`."""
 
     lacks = ("Society", "Search", "Conversation", "Agent", "Calls", "Why", "Rules", "Dead letters")
 

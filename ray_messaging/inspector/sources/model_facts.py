@@ -15,7 +15,7 @@ from ray_messaging.model.series_columns import STEP, TAKEN
 from ray_messaging.studies.stepwise_run import StepwiseRun
 
 _PAGES = ("Overview", "Society", "Search", "Conversation", "Agent", "Calls", "Why", "Rules", "Dead letters")
-_WHOLE = 10  # the least upper end of a slider for whole numbers
+_WHOLE = 10  # a slider for whole numbers without bounds ends at this number, or above
 _TEXTS = "such as def town(*, chance: float = 0.3, agents: int = 400)"
 
 
@@ -138,7 +138,7 @@ class ModelFacts(RunFacts):
             if not isinstance(given, Mapping):
                 raise ConfigError(
                     f"{self._function.__name__} returned {given!r:.60}: it must return the arguments of "
-                    "ray_messaging.run as a dict, as {'model': person, 'agents': 100}"
+                    "ray_messaging.run as a dict, such as {'model': person, 'agents': 100}"
                 )
             begun = StepwiseRun(given, values, seed)
             former, self._run, self._collected = self._run, begun, None
@@ -162,7 +162,11 @@ class ModelFacts(RunFacts):
         return society_in_step(table, None, measure, step, columns)
 
     def over_steps(self, measure: str) -> Series | None:
-        """Return a collected value by step. For values of single agents, return their mean."""
+        """Return, by step, the mean of a collected value over all agents; for texts, how many agents have each text.
+
+        If the run collects no values of single agents, return the aggregates that it collects. Return None if nothing
+        has been collected yet.
+        """
         table = self._collected
         if table is None:
             return None

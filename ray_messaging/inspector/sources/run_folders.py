@@ -12,7 +12,7 @@ from ray_messaging.eventlog.folder import SEGMENT
 from ray_messaging.eventlog.folder_records import RUN
 
 MOST_RUNS = 1_000
-_DEPTH = 4  # the levels of folders below a given folder in which runs are found
+_DEPTH = 4  # runs are found at most this many levels of folders below a given folder
 _MOST_FOLDERS = 20_000  # the most folders in which one call looks for runs
 
 
@@ -20,7 +20,7 @@ class RunFolders:
     """The runs in some folders, each with a name: `experiments/town` is the run in `town` of the folder `experiments`.
 
     A folder may also be a run itself, or the URI of a run. The folders are searched at each call, without following
-    symbolic links, so that a run can only be below the folders.
+    symbolic links, so that no run outside of the folders is found.
     """
 
     def __init__(self, folders: Sequence[str]) -> None:
@@ -57,7 +57,7 @@ class RunFolders:
         """
         folder = self.found().get(run)
         if folder is None:
-            raise UnknownName(f"there is no run {run[:200]!r}: list_runs names the runs", kind="run", value=run)
+            raise UnknownName(f"there is no run {run[:200]!r}: call list_runs for all names", kind="run", value=run)
         check_files(folder)
         return folder
 

@@ -33,17 +33,16 @@ def society_in_step(
 ) -> SocietyInStep:
     """Return all agents in one step, each with its collected value of the name `measure`.
 
-    If `step` is None, this is the last step. If `measure` is "", it is the first collected value.
-
     Args:
         series: The collected values of the run, in the order of the steps, with a row for each agent in each step.
-        log: The log of the messages; None: there is none, so no messages are returned.
-        measure: The name of a collected value.
-        step: A step. If no values were collected in it, the last step before it with values is taken.
-        columns: The number of agents in a row of the lattice in which agents without positions are drawn; None: so many
-            that the lattice is a square.
+        log: The log of the messages (None: the result has no messages).
+        measure: The name of a collected value ("": the first one).
+        step: A step (None: the last one). If no values were collected in this step, the last step before it with values
+            is taken, or the first step with values if there is none before.
+        columns: The number of agents in a row of the lattice in which agents without positions are drawn (None: so many
+            that the lattice is a square).
 
-    Raises: InvalidQuery if the run has collected no such value.
+    Raises: InvalidQuery if the run has collected no value of this name.
     """
     measures = measures_of(series)
     measure = measure_of(measures, measure)
@@ -102,7 +101,7 @@ def over_steps(series: pa.Table, measure: str) -> Series:
 
 
 def measure_of(measures: list[str], asked: str) -> str:
-    """Return the name of a collected value. `asked` is that name, or its form on a page, or "" for the first value."""
+    """Return the name of a collected value. `asked` is this name, or the name as pages show it, or "" for the first."""
     found = next((each for each in measures if asked in {"", each, name(each)}), None)
     if found is None:
         raise InvalidQuery(

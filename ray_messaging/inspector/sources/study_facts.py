@@ -48,10 +48,10 @@ class StudyTable:
 
 @dataclass(frozen=True, slots=True)
 class Curves:
-    """The mean of an outcome and its interval for each value of `by` and of `x`, and a note for the page.
+    """The means of an outcome for each value of the parameters `by` and `x`, with their bootstrap intervals.
 
     `lines` has, by the value of `by`, the intervals by the value of `x`. `numeric` says whether the values of `x` are
-    numbers.
+    numbers. `note` is a text for the page.
     """
 
     choice: Choice
@@ -64,8 +64,8 @@ class Curves:
 class HeatMap:
     """The mean of an outcome for each pair of values of two parameters with which there are runs.
 
-    `columns` and `rows` have the values as texts. Each of `means` has the index of the column, that of the row, and the
-    mean.
+    `columns` and `rows` have the values of the two parameters as texts. Each item of `means` has the index of a column,
+    the index of a row, and the mean.
     """
 
     choice: Choice
@@ -124,7 +124,7 @@ class StudyFacts(RunFacts):
     def curves(self, asked: Choice) -> Curves | None:
         """Return the curves for a choice, or None if the study has no parameter, or no outcome that is a number.
 
-        Raises: ConfigError if the parameter or `by` has too many values for a page.
+        Raises: ConfigError if the parameter `x` or `by` of the choice has too many values for a page.
         """
         study = self.study
         choice = _known(study, asked)
@@ -186,7 +186,7 @@ def _check_few(study: Study, parameter: str, most: int) -> None:
     if (found := len(study._levels(parameter))) > most:
         raise ConfigError(
             f"the parameter {parameter!r} has {found:,} values, and the page draws at most {most:,}: choose another "
-            "one, or use study.to_pandas()"
+            "parameter, or use study.to_pandas()"
         )
 
 

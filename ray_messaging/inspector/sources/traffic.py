@@ -16,7 +16,7 @@ _UNITS = (("second", 1.0, 900.0), ("minute", 60.0, 54_000.0), ("hour", 3600.0, 2
 
 
 class Key(NamedTuple):
-    """What rows of the log are counted by: the fate and the rule, besides the time or step."""
+    """The fate and the rule by which rows of the log are counted, besides their time or step."""
 
     fate: str
     rule: str | None = None
@@ -68,7 +68,7 @@ class RollingTraffic:
         self.forget(max(self.bins, default=0.0))
 
     def forget(self, now: float) -> None:
-        """Drop the bins from before the period that ends at `now`."""
+        """Drop the bins that lie before the period that ends at `now`."""
         self.bins = {at: found for at, found in self.bins.items() if at > now - self._most}
         self._shares = {at: self._shares[at] for at in self.bins}
 

@@ -19,7 +19,7 @@ _WAITING = 32  # the most questions that are answered at a time; further questio
 
 @dataclass(slots=True)
 class _Answer:
-    """A value, the time at which it was computed, and the task that computes a new one (`coming`; None: no task)."""
+    """A value, the time `at` from which its age is counted, and the task that computes a new one (None: no task)."""
 
     value: Any = None
     at: float = float("-inf")
@@ -41,9 +41,10 @@ class AnswerCache:
         self._room = asyncio.Semaphore(_WAITING)
 
     async def shared(self, key: str, question: Callable[[], T], max_age_s: float) -> T:
-        """Return the answer to a question that all pages share under the name `key`. It may be `max_age_s` seconds old.
+        """Return the answer to a question that all pages share under the name `key`.
 
-        If the function `question` raises an error, this raises the same error.
+        The answer may be `max_age_s` seconds old, or older if its computation took long. If the function `question`
+        raises an error, this raises the same error.
         """
         answer = self._answers.setdefault(key, _Answer())
         if answer.coming is None:

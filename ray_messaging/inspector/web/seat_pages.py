@@ -77,7 +77,7 @@ class _SeatPages:
         self._interceptor = interceptor
         self._tokens: dict[AgentId, str] = {}
         self._looked = float("-inf")
-        # The task that reads the list of seats. A request for an unknown seat waits for its end.
+        # The task that reads the list of seats. A request for an unknown seat waits until this task has ended.
         self._look: asyncio.Task[None] | None = None
         self._waiting: dict[AgentId, int] = {}  # by agent, how many requests wait for a change of the page
 
@@ -150,7 +150,7 @@ class _SeatPages:
         seen = request.query_params.get("seen", "")
         version = int(seen) if seen.isdecimal() and len(seen) < _DIGITS else -1
         if self._waiting.get(agent, 0) >= _AT_ONCE:
-            raise _Refused(429, "This page is open too often: please close the others.")
+            raise _Refused(429, "This page is open in too many tabs: please close the other tabs.")
         self._waiting[agent] = self._waiting.get(agent, 0) + 1
         try:
             view = await self._call("news_of_seat", agent, version)
@@ -163,7 +163,7 @@ class _SeatPages:
         agent, given = await self._admitted(request), await _given(request)
         step, messages = given.get("step"), given.get("messages")
         if type(step) is not int or not isinstance(messages, list) or not all(isinstance(m, dict) for m in messages):
-            raise _Refused(400, "This request cannot be read.")
+            raise _Refused(400, "This request has no step with a list of messages: please reload the page.")
         await self._call("answer_of_seat", agent, step, messages)
         return JSONResponse({}, headers=_HEADERS)
 
@@ -189,7 +189,7 @@ async def _answer_of(_: Request, refused: Exception) -> Response:
 async def _given(request: Request) -> Mapping[str, Any]:
     """Return the JSON object in a request; raise _Refused if there is none, or it is too large."""
     if request.headers.get("content-type", "").partition(";")[0] != "application/json":
-        raise _Refused(415, "This request cannot be read.")
+        raise _Refused(415, "This request is not of the type application/json: please reload the page.")
     body = b""
     async for part in request.stream():
         body += part
@@ -200,12 +200,12 @@ async def _given(request: Request) -> Mapping[str, Any]:
     except (ValueError, RecursionError):
         found = None
     if not isinstance(found, dict):
-        raise _Refused(400, "This request cannot be read.")
+        raise _Refused(400, "This request is not a JSON object: please reload the page.")
     return found
 
 
 def _equal(given: str, secret: str) -> bool:
-    """Return whether both are equal, in a time that does not depend on how much of the secret is right."""
+    """Return whether `given` equals `secret`, in a time that does not depend on how much of `given` is right."""
     return compare_digest(given.encode(errors="replace"), secret.encode())
 
 

@@ -47,7 +47,8 @@ logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-# The name of the table that counts blocked messages, on the server; no rule's name begins with a colon.
+# The name that the table of blocked messages has on the server. No rule's table can have this name, because no rule's
+# name begins with a colon.
 VIOLATIONS = ":violations"
 ROUNDS, ATTEMPTS, CHANGES = ":rounds", ":attempts", ":changes"
 OWN_TABLES = (VIOLATIONS, ROUNDS, ATTEMPTS, CHANGES)
@@ -55,7 +56,7 @@ ANSWERS = ":answers"
 _OVER = ("interceptor", "a later task takes the group through its steps, so nothing that this task sends counts")
 _ROUND_CALLS = 100  # how many calls of `new_round_once` are remembered
 _CLOSE_S = 3.0  # the time limit for a rule's close()
-_KEEP_S = 120.0  # the default of how long senders may ask again about a batch
+_KEEP_S = 120.0  # the default of `keep_s`: how long senders may ask again about a batch
 
 
 class Interceptor:
@@ -98,7 +99,7 @@ class Interceptor:
         # Under "step": the last step after which a round was ended. Under "calls": the calls that have begun a round,
         # each with the names of the rules that failed in it.
         self.rounds: Table[Any] = Table()
-        # A record of changes of the rules; the code that changes the rules writes it.
+        # The changes of the rules, as the RuleEditor has recorded them.
         self.changes: Table[Any] = Table()
         self._attempts = StepAttempts(lambda: self._counted, self._restore_rules, self._attempt_begun)
         self.failures = RuleFailures()
@@ -180,7 +181,7 @@ class Interceptor:
 
         If slow rules do not decide in time, the answer says that all rows of the batch wait, and the sender asks again.
 
-        Args: with `patient`, the answer waits up to PATIENCE_S seconds for slow rules, otherwise not at all.
+        Args: `patient` says whether the answer waits for slow rules, for up to PATIENCE_S seconds.
         """
         before = self.before_step(attempt.step)
         if before is not None:
@@ -264,9 +265,9 @@ class Interceptor:
         rules, verdict = self.rules.for_broadcasts if pair_rows(batch) is not None else self.rules.each, BatchVerdict()
         for rule in rules:
             if rule.counts_blocked:
-                # This call makes the rule record how many messages were blocked before its round, unless it has done
-                # so. A later attempt at the step must not undo this record, so the call comes before the attempt's
-                # changes.
+                # This call makes the rule record how many messages were blocked before its round, unless there is such
+                # a record already. A later attempt at the step must not undo the record, so the call comes before the
+                # attempt's changes.
                 rule.room(())
         judging = Judging(key, batch, verdict, rules, self._in_parts(batch, rules, verdict), attempt)
         with self.tracer.judging(batch):
@@ -326,7 +327,7 @@ class Interceptor:
     def _payload_wanted(self) -> bytes:
         return encode_verdicts(VerdictReply(self.epoch, judged=False, wants_payload=True))
 
-    # -- for deferred messages ---------------------------------------------------------------------------------
+    # -- counting and encoding verdicts ------------------------------------------------------------------------
 
     @property
     def state_version(self) -> int:
@@ -399,7 +400,8 @@ class Interceptor:
     def load(self, tables: Mapping[str, Mapping[bytes, bytes]], answers: Mapping[str, bytes], *, merge: bool) -> None:
         """Load the rules' state and the saved answers of an earlier interceptor.
 
-        The loaded entries of a rule replace all its present entries. With `merge`, those with other keys stay.
+        The loaded entries of a rule replace all its present entries. With `merge`, present entries with other keys
+        stay.
         """
         for name, table in self._tables.items():
             if tables.get(name):
@@ -514,7 +516,7 @@ class Interceptor:
         return self._writer.behind_count
 
     def _follow_rules(self) -> None:
-        """Let the state of the current rules, and of no others, be saved from now on."""
+        """From now on, save the state of the current rules, and of no other rules."""
         # The state of rules that judge whole steps is saved with the steps.
         tables = {rule.name: rule.state for rule in self.rules.each if rule.state is not None}
         for name in set(self._tables) - set(tables) - {*OWN_TABLES}:
@@ -526,7 +528,7 @@ class Interceptor:
 
     @property
     def fenced(self) -> Fenced | None:
-        """Return the error of an interceptor that a newer one has replaced, or None if this is the newest."""
+        """Return the error that says that a newer interceptor has replaced this one, or None if none has."""
         return self._writer.error
 
     def fence(self, error: Fenced) -> None:

@@ -106,8 +106,9 @@ class LaneServer:
     def admit(self, caller: "_LanePeer") -> bool:
         """Add a connection, and return True.
 
-        If there are too many connections, or too many that have not sent their token yet, drop the oldest of those
-        without a token. If there are too many, and all have sent their tokens, add nothing, and return False.
+        If there are too many connections, or too many that have not sent their token yet, drop the oldest connection
+        that has not sent its token. If there are too many connections, and all have sent their tokens, add nothing, and
+        return False.
         """
         if len(self.strangers) >= max(1, self._limit // 4) or len(self.connections) >= self._limit:
             oldest = next(iter(self.strangers), None)
@@ -193,7 +194,8 @@ class _LanePeer(FrameProtocol):
         if self._unread is None:
             if self.transport.get_write_buffer_size() <= _UNREAD_BYTES:
                 return False
-            # Before `_resume` is called, uvloop writes the waiting answers, or calls `pause_writing`.
+            # `_resume` runs in the loop's next iteration. Before that, uvloop writes the waiting answers, or calls
+            # `pause_writing` if the caller does not read them.
             asyncio.get_running_loop().call_soon(self._resume)
         return True
 

@@ -62,7 +62,7 @@ class RuleDelegation:
         self.restart()
 
     def restart(self) -> None:
-        """Use the present rules for later snapshots, under a new number, and revoke the snapshots of messagers."""
+        """Use the present rules for later snapshots, under a new number, and revoke the messagers' snapshots."""
         self.number = new_epoch(self.number)
         self._seen: tuple[Rule, ...] = self._rules.now
         self._delegated = self._rules.each
@@ -102,7 +102,8 @@ class RuleDelegation:
     async def revoked(self) -> None:
         """Wait until all snapshots that were made before the last change of the rules are revoked.
 
-        Raises: the server's error if the server has refused a number; Closed if the interceptor was closed before.
+        Raises: the server's error if the server has refused a number; Closed if the interceptor was closed before
+        all these snapshots were revoked.
         """
         self._start_revoking()
         if self._revoking is not None:
@@ -192,7 +193,8 @@ class RuleDelegation:
     async def renew(self) -> None:
         """Store the number of the current snapshot on the server again.
 
-        This is called when the server has lost data. It may have an older number now, under which old rules are valid.
+        This is called when the server has lost data. The server may then have an older number, under which old rules
+        are valid.
         """
         self.notice_changes()
         if self._given >= 0:

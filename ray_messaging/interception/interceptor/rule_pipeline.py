@@ -249,7 +249,7 @@ class RulePipeline:
                 self.verdict.labels.setdefault(name, set()).add(place)
             if verdict.blocked:
                 blocked.append(row)
-                # For the event log, the blocked message keeps the payload that the rule has seen.
+                # An earlier rule's rewrite stays in `rewritten`: the event log has the payload that this rule has seen.
                 self.verdict.blocked[place] = (rule.name, verdict.reason[:REASON_CHARS])
             elif line is not None:
                 changed[row] = line

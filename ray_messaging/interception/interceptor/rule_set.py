@@ -27,10 +27,11 @@ class RuleSet:
     """Rules in order, each with a unique name.
 
     `now` is the tuple of the current rules. Each change replaces it. `each` has the rules that judge messages one by
-    one. `for_broadcasts` has the same rules, with those that judge pairs first. `whole` has the rules that judge a
-    whole step.
+    one. `for_broadcasts` has the same rules, but the rules that judge pairs of sender and hearer come first. `whole`
+    has the rules that judge a whole step.
 
-    Raises: RuleError if the rules are not a list, for an object that is no rule, and for a name that another rule has.
+    Raises: RuleError if the rules are neither a list nor a tuple, for an object that is no rule, and for a name that
+    another rule has.
     """
 
     def __init__(self, rules: Iterable[Rule] = (), context: "Interceptor | None" = None) -> None:
@@ -219,9 +220,9 @@ class RuleFailures:
         """Return a rule's failures in JSON's types; {} if it has not failed.
 
         `failures` counts the messages on which the rule has failed, and its failed calls for other purposes. `on_error`
-        says what happens to such messages: "block" or "allow". `last_error` and `last_failed_at` are the text and the
-        time of the last failure. `errors` has each distinct error: its text, where it was raised, and how many failures
-        it caused.
+        says what happens to a message on which the rule fails: "block" or "allow". `last_error` and `last_failed_at`
+        are the text and the time of the last failure. `errors` has each distinct error: its text, where it was raised,
+        and how many failures it caused.
         """
         record = self._records.get(id(rule))
         if record is None:

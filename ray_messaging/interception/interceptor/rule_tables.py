@@ -19,10 +19,11 @@ logger = logging.getLogger(__name__)
 
 V = TypeVar("V")
 Key = Any  # an id, None, a str, or a tuple of these
-# A change of an entry; an int is added to a count; a list has the new value, or is empty if the entry was removed.
+# The change of an entry. An int is added to the entry's value, which is a count. A list has the entry's new value, or
+# is empty if the entry was removed.
 Change = int | list[Any]
-# The name of a layer. A layer has changes of a group's step that can still be undone. It is named `group` if it is
-# saved, and `(group,)` if it belongs to a batch that has no answer yet.
+# The name of a layer, which has the changes of a group's step that can still be undone. If the layer is saved, its name
+# is the group's name. If the layer belongs to a batch that has no answer yet, its name is the tuple (group,).
 Layer = str | tuple[str]
 _BASE = ""  # the layer of the changes that belong to no attempt at a step
 
@@ -59,7 +60,7 @@ class Table(MutableMapping[Key, V], Generic[V]):
         # For each entry with layers: its value without layers, then the changes of its layers.
         self._layers: dict[Key, dict[Layer, Change]] = {}
         self._laid: dict[Layer, set[Key]] = {}  # the entries that each layer changes
-        self._unsaved: set[tuple[str, Key]] = set()  # the entries that have changed in saved layers, with their layers
+        self._unsaved: set[tuple[str, Key]] = set()  # (layer, key) of each change that the next write saves
 
     def __getitem__(self, key: Key) -> V:
         value = self._values[key]
@@ -79,7 +80,7 @@ class Table(MutableMapping[Key, V], Generic[V]):
     def __delitem__(self, key: Key) -> None:
         if key not in self._values:
             raise KeyError(key)
-        key = _checked(key)  # a numpy 7 finds the entry of 7, but could not be encoded
+        key = _checked(key)  # np.int64(7) finds the entry of the key 7, but cannot be saved
         if self._journal is not None or key in self._layers:
             self._begin_change(key, [])
         else:

@@ -8,7 +8,7 @@ from ray_messaging.interception.rules.rule import Rule
 
 
 class RuleVersions:
-    """The versions of the rules that are not used yet, each with the first step that it judges.
+    """The versions of the rules that will be used in later steps, each with the first step for which it is used.
 
     While versions wait, a step begins only after all groups have closed the previous step, so one version is used at a
     time. The first batch of a step, or anything else that needs the step's rules, makes the interceptor use them. This

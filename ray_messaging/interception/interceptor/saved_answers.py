@@ -15,10 +15,11 @@ from ray_messaging.interception.verdicts import BatchVerdict, decode_verdicts, e
 from ray_messaging.model.batch import Batch
 
 _MAX_SENDERS = 20_000  # the most senders whose last answer is kept; a sender asks about one batch at a time
-# The most bytes of the last answers to all senders, and also of all answers that have changed a count, here and on the
-# server. The answer to 16,384 messages takes 14 KB if a tenth of them is blocked, each for another reason.
+# The most bytes that the last answers to all senders may take together. The answers that have changed a count have a
+# limit of the same size, in memory and on the server. The answer to 16,384 messages takes 14 KB if a tenth of the
+# messages is blocked, each for another reason.
 LIMIT_BYTES = 64 * 2**20
-_ENTRY_BYTES = 400  # the memory that an entry takes besides its data
+_ENTRY_BYTES = 400  # the bytes of memory that an entry takes besides its data
 _SMALL = 256  # a record of fewer bytes is not compressed, because it would not become much smaller
 _ZLIB = zlib.compress(b"")[:1]
 _encode = msgspec.msgpack.Encoder().encode
@@ -34,8 +35,8 @@ class RuleProgress(msgspec.Struct, array_like=True, frozen=True):
 class AnswerRecord(msgspec.Struct, array_like=True, frozen=True):
     """The interceptor's answer to a batch, as it is saved on the server.
 
-    `paused` has, for each message that still waits for a slow rule, by the message's number, which rules have judged
-    the message already, and their verdict.
+    `paused` maps the number of each message that still waits for a slow rule to the rules that have already judged the
+    message, and their verdict.
     """
 
     answer: bytes
@@ -50,7 +51,7 @@ class AnswerRecord(msgspec.Struct, array_like=True, frozen=True):
     def unpack(cls, data: bytes) -> "AnswerRecord":
         """Decode packed bytes; raise FrameError if they are invalid.
 
-        Bytes that begin as zlib's bytes do are decompressed first.
+        Bytes that begin with the first byte of zlib's format are decompressed first.
         """
         try:
             return _decode(_inflated(data) if data[:1] == _ZLIB else data)
@@ -59,11 +60,11 @@ class AnswerRecord(msgspec.Struct, array_like=True, frozen=True):
 
 
 def _inflated(data: bytes) -> bytes:
-    """Decompress at most the size of a frame, because a few bytes could become more than the machine's memory."""
+    """Decompress data to at most a frame's size, because a few bytes could become more than the machine's memory."""
     reader = zlib.decompressobj()
     text = reader.decompress(data, FRAME_LIMIT)
     if not reader.eof:
-        raise zlib.error("it is cut off, or larger than a frame may be")
+        raise zlib.error(f"the compressed data is cut off, or has more than {FRAME_LIMIT:,} bytes when decompressed")
     return text
 
 
@@ -120,7 +121,7 @@ class SavedAnswers:
         # For each sender: the key of its last batch, and the answer to that batch.
         self._last = OnceByCall[str, tuple[str, bytes]](most=_MAX_SENDERS, most_bytes=LIMIT_BYTES)
         self._counted = OnceByCall[str, bytes](most_bytes=LIMIT_BYTES, keep_s=keep_s, held=self._is_needed)
-        # The keys of batches whose messages were counted, by the same keys without the number of rows at their end.
+        # For each key of a batch in `_counted`: the key without its last part (the number of rows), and the whole key.
         self._batches: dict[str, str] = {}
         # The packed record that was read last, and its field `paused`.
         self._read: tuple[bytes, dict[int, RuleProgress]] = b"", {}
@@ -166,7 +167,7 @@ class SavedAnswers:
         return encode_verdicts(msgspec.structs.replace(decode_verdicts(answer), epoch=self._epoch))
 
     def knows(self, key: str) -> bool:
-        """Return whether the answer to a batch, or to a single message, is kept because it has changed a count."""
+        """Return whether the answer to a batch or message is one of the kept answers that have changed a count."""
         return key in self._counted
 
     def verdict_on(self, key: str) -> BatchVerdict | None:
@@ -272,7 +273,7 @@ class SavedAnswers:
         """Return whether one of the messages to which an answer belongs still waits for a slow rule."""
         try:
             paused = AnswerRecord.unpack(data).paused
-        except FrameError:  # the record is damaged, so it need not be kept for its messages
+        except FrameError:  # the answer in a damaged record cannot be used, so the record need not be kept
             return False
         if not paused:
             return False

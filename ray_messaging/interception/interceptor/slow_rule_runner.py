@@ -195,7 +195,7 @@ class SlowRuleRunner:
             place = next(at for at, rule in enumerate(judging.rules) if rule is judging.asked[0])
             judging.passed += tuple(rule.name for rule in judging.rules[:place])
             judging.rules = judging.rules[place:]
-            if self._writer.changed:  # the rules between the last slow rule and this one have counted the message
+            if self._writer.changed:  # the rules before the next slow rule have counted the message
                 self._save_progress(Deferred(judging.batch, judging.verdict, judging.rules, judging.passed))
 
     async def _ask_all(self, asked: Asked) -> list[Verdict]:
@@ -283,7 +283,8 @@ class SlowRuleRunner:
         batch = batch.with_payloads(lines) if lines else batch
         pipeline = RulePipeline(batch, self._interceptor.exp_id, self._interceptor.watch, so_far=so_far)
         left = [rule for rule in self._interceptor.rules.each if rule.name not in passed]
-        # The batch has already passed the rules that judge pairs, because these come before slow rules.
+        # The batch's broadcasts have already passed the rules that judge pairs of sender and hearer, because for
+        # broadcasts such rules come before slow rules.
         if pair_rows(batch) is not None:
             left = [rule for rule in left if rule.judges_broadcasts == "message"]
         pipeline.run(left, passed)
@@ -346,7 +347,7 @@ class SlowRuleRunner:
     # -- removing rules -------------------------------------------------------------------------------------------
 
     async def done_with(self, rule: Rule) -> None:
-        """Wait until no message that is being judged now needs a rule any more."""
+        """Wait for the verdicts on all messages that are being judged now and may still need the rule."""
         all_of = self.running.values()
         running = [judging.done for judging in all_of if any(other is rule for other in judging.rules)]
         if running:
