@@ -10,7 +10,7 @@ T = TypeVar("T")
 
 
 def check_count(setting: str, value: object, least: int, rule: str, why: str = "") -> int:
-    """Return the value of a setting; raise RuleError unless it is a whole number, at least `least`.
+    """Return the value of a setting; raise RuleError unless it is an int from `least` to 2**62 - 1.
 
     Args: `why` is added to the end of the error's text.
     """
