@@ -61,7 +61,7 @@ _ESCAPES = tuple((b"\\" + escape, b" ") for escape in (b"\\", b"n", b'"', b"t", 
 
 
 def plain(text: str, *, fold: bool) -> str:
-    """Return text in the Unicode normal form NFKC, without invisible characters and stray combining marks (see `_HIDDEN`).
+    """Return text in the Unicode normal form NFKC, without the invisible characters and marks in `_HIDDEN`.
 
     With `fold`, the text is also case-folded.
     """
