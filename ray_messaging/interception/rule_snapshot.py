@@ -11,7 +11,7 @@ from ray_messaging.interception.rules.allow_graph import AllowGraph, AllowGraphS
 from ray_messaging.interception.rules.black_list import BlackList
 from ray_messaging.interception.rules.rule import Rule
 
-MIN_SNAPSHOT_NUMBER = 2**32  # numbers of snapshots are higher than all special values that stand in place of epochs
+MIN_SNAPSHOT_NUMBER = 2**32  # the least number of a snapshot; special values in place of epochs are lower
 MAX_ENTRIES = 20_000  # the most pairs, edges and members of all rules together, because every messager has a copy
 MOST_STRETCH = 20.0
 # The instance attributes of each class. If a rule has other attributes, code from outside of this library has changed

@@ -107,8 +107,8 @@ def verdict_client_for(
         delegate_rules: whether the client may apply a copy of the rules itself. This is safe only if the server checks
             that the copy is not outdated.
 
-    Raises: ConfigError if the interceptor is none of these, or if it is in this process and has a rule that judges
-    whole steps, although it judges no steps.
+    Raises: ConfigError if `interceptor` is none of these, or if it is an `Interceptor` that has a rule for whole steps,
+    but is not used with steps.
     """
     if hasattr(interceptor, "forward_batch") and hasattr(interceptor, "lane"):
         return RemoteVerdictClient(interceptor, timeout_s, exp_id, delegate_rules=delegate_rules)
@@ -264,7 +264,7 @@ class RemoteVerdictClient(VerdictClient):
 
     async def judge(self, batch: Batch) -> BatchVerdict:
         """Return the verdicts on a batch. A repeated batch gets the same verdicts."""
-        if self._delegated_rules is not None and batch.rows:  # an empty batch must reach the interceptor
+        if self._delegated_rules is not None and batch.rows:  # `pass_whole` sends an empty batch to the interceptor
             passed = self._delegated_rules.judge(batch)
             if passed is not None:
                 return passed
@@ -390,7 +390,7 @@ class RemoteVerdictClient(VerdictClient):
         return self._lane
 
     def _drop(self, lane: LaneClient) -> None:
-        """Drop a connection to the interceptor, unless another one has replaced it."""
+        """Close a connection to the interceptor, and forget it unless another connection has replaced it."""
         lane.close()
         if self._lane is lane:
             self._lane = None

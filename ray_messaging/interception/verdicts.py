@@ -111,7 +111,7 @@ class BatchVerdict(msgspec.Struct, array_like=True):
     def encode(self, epoch: int, *, wants_payload: bool, snapshot: int = 0) -> bytes:
         """Encode these verdicts as a `VerdictReply`.
 
-        Args: `epoch` is the number of the interceptor's start. Each argument becomes the field with its name.
+        Args: `epoch` is the number of the interceptor's start. Each argument becomes the field of the same name.
         """
         if not (self.blocked or self.rewritten or self.labels or self.deferred):
             return encode_verdicts(VerdictReply(epoch, wants_payload=wants_payload, snapshot=snapshot))

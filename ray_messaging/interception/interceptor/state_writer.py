@@ -119,7 +119,7 @@ class StateWriter:
         self._whole = True
 
     async def close(self) -> None:
-        """Wait for the current write, up to a limit, and write no more. Callers that still wait get a Closed error."""
+        """Wait up to `_CLOSE_S` seconds for the current write, then write no more. Waiting callers get Closed."""
         self._closed = True
         if self._task is not None:
             await asyncio.wait((self._task,), timeout=_CLOSE_S)

@@ -15,7 +15,9 @@ def check_count(setting: str, value: object, least: int, rule: str, why: str = "
     Args: `why` is added to the end of the error's text.
     """
     if isinstance(value, bool) or not isinstance(value, int) or not least <= value < 2**62:
-        raise RuleError(f"{setting}={value!r} is invalid: give an int of at least {least}{why}", rule=rule)
+        raise RuleError(
+            f"{setting}={value!r} is invalid: give an int of at least {least} and below 2**62{why}", rule=rule
+        )
     return value
 
 

@@ -36,10 +36,7 @@ class RowsById(NamedTuple):
     counts: NDArray[np.intp]
 
     def beyond(self, allowed: NDArray[np.intp]) -> NDArray[np.intp]:
-        """Return, ascending, the numbers of all rows except the first `allowed` rows of each id.
-
-        `allowed` (k,) has a number of rows for each id.
-        """
+        """Return the numbers of the rows that come after the first `allowed[i]` rows of the id `keys[i]`, ascending."""
         over = allowed < self.counts
         if not over.any():
             return np.zeros(0, np.intp)
@@ -278,10 +275,10 @@ class RoundQuota(Rule):
         return count - before
 
     def _strangers(self, batch: Batch, quota: int, silenced: Mapping[int, str]) -> dict[int, str]:
-        """Record the agents to whom a sender writes for the first time in the round, up to `quota` agents.
+        """Record new contacts of each sender in the round, until the sender has `quota` contacts.
 
-        Return, by row, the reason for each message to a further agent. Rows in `silenced` are blocked for another
-        reason, so they are ignored.
+        Return, by row, why a message to a further agent is blocked. Rows in `silenced` are ignored, because they are
+        blocked for another reason.
         """
         found: dict[int, str] = {}
         known, met = self.state.keys(), self._met
