@@ -108,7 +108,7 @@ class Message(msgspec.Struct, eq=False, gc=False):
         try:
             return reader_of(kind)(self.payload if typed else self.data)
         except Misfit as misfit:
-            where = misfit.field or "it"
+            where = misfit.field or "the payload"
             raise PayloadMismatch(
                 f"message {self.id} of agent {self.from_id!r} on {self.channel} does not fit {_name(kind)}: "
                 f"{where}: {misfit.reason}",
@@ -226,7 +226,7 @@ _KEYS = ("type", "pattern", "channel", "data")
 
 
 class Handled:
-    """A message that code is handling, in one context (see `contextvars`) and in the tasks that it starts.
+    """A message that code is handling, in one context (see `contextvars`) and in the tasks that this code starts.
 
     The handling begins when the object is made, and ends when `over` is set. If it began while other code was handling
     a message, `outer` is the Handled of that message.
@@ -245,7 +245,10 @@ HANDLED: ContextVar[Handled | None] = ContextVar("ray_messaging handled", defaul
 
 
 def handled_here() -> Handled | None:
-    """Return the latest handling in this context that is not over, or None if there is none."""
+    """Return the message that is being handled in this context, as its `Handled`, or None if there is none.
+
+    If the handling of a message began during that of another one, the message whose handling began last is returned.
+    """
     found = HANDLED.get()
     while found is not None and found.over:
         found = found.outer

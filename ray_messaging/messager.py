@@ -194,7 +194,7 @@ class Messager(names.ChannelNames):
 
         Args: from_ids and to_ids are integer arrays (n,) or sequences of n ids; in place of either, a single id stands
         for all messages; payloads is a sequence of n dicts, or one dict for all messages.
-        Raises: InvalidColumns if the columns do not fit together; otherwise the same errors as `send_message`, such as
+        Raises: InvalidColumns if the columns do not fit together; also the errors of `send_message`, such as
         UnknownSender, InvalidPayload, MailboxFull and OutcomeUnknown.
         """
         bulk_sender = self.engine.bulk_sender
@@ -210,8 +210,8 @@ class Messager(names.ChannelNames):
 
         Args: from_id None is the user, a person outside; audience is the audience's handle or name, or "*" for all
         agents.
-        Raises: UnknownName if the audience does not exist; otherwise the same errors as `send_message`, such as
-        UnknownSender, InvalidPayload, MailboxFull and OutcomeUnknown.
+        Raises: UnknownName if the audience does not exist; also the errors of `send_message`, such as UnknownSender,
+        InvalidPayload, MailboxFull and OutcomeUnknown.
         """
         return await self.broadcast_columns(from_id, audience, payload, subtopic=subtopic)
 
@@ -221,7 +221,7 @@ class Messager(names.ChannelNames):
         """Send n broadcasts given as columns; return one receipt for each pair of sender and hearer, row by row.
 
         Args: from_ids and payloads are as for `send_columns`, audience is as for `broadcast`.
-        Raises: InvalidColumns if the columns do not fit together; otherwise the same errors as `broadcast`, such as
+        Raises: InvalidColumns if the columns do not fit together; also the errors of `broadcast`, such as
         UnknownName, UnknownSender, InvalidPayload, MailboxFull and OutcomeUnknown.
         """
         sender, engine = self.engine.bulk_sender, self.engine
@@ -254,7 +254,7 @@ class Messager(names.ChannelNames):
 
         Raises: NoAnswer if there is no answer in time, or at once if no group or messager gets the question;
         AnswerFailed, a subclass of NoAnswer, if the agent's handler fails; QuestionBlocked if a rule blocks the
-        question; otherwise the same errors as `send_message`, such as UnknownSender, InvalidPayload, MailboxFull and
+        question; also the errors of `send_message`, such as UnknownSender, InvalidPayload, MailboxFull and
         OutcomeUnknown.
         """
         return await self.conversation.ask(from_id, to_id, payload, subtopic, timeout)
@@ -281,16 +281,16 @@ class Messager(names.ChannelNames):
     async def reply(self, message: Message, payload: Payload) -> Receipt:
         """Answer a question, a message whose `expects_answer` is True, and return the receipt of the answer.
 
-        Raises: NoQuestion if the message expects no answer, or if this process has answered it already; otherwise the
-        same errors as `send_message`, such as InvalidPayload, MailboxFull and OutcomeUnknown.
+        Raises: NoQuestion if the message expects no answer, or if this process has answered it already; also the
+        errors of `send_message`, such as InvalidPayload, MailboxFull and OutcomeUnknown.
         """
         return await self.conversation.reply(message, payload)
 
     async def reply_columns(self, messages: Message | Iterable[Message], payloads: object) -> Receipts:
-        """Answer many questions, with one payload for each question or one for all; return a receipt for each answer.
+        """Answer many questions, with a payload for each or one payload for all; return a receipt for each answer.
 
-        Raises: InvalidColumns unless there is one payload, or one for each question; otherwise the same errors as
-        `reply`, such as NoQuestion, InvalidPayload, MailboxFull and OutcomeUnknown.
+        Raises: InvalidColumns unless there is one payload, or one for each question; also the errors of `reply`,
+        such as NoQuestion, InvalidPayload, MailboxFull and OutcomeUnknown.
         """
         return await self.conversation.reply_columns(messages, payloads)
 
@@ -334,7 +334,7 @@ class Messager(names.ChannelNames):
     # -- receiving ------------------------------------------------------------------------------------------------
 
     async def subscribe_and_start_listening(self, channels: list[str]) -> None:
-        """Listen on channels, and on patterns (Redis's * ? [ ]). A later call adds channels and patterns to these."""
+        """Listen on channels, and on patterns (Redis's * ? [ ]), in addition to those of earlier calls."""
         await self.engine.subscribe(channels)
         await self.conversation.resume()
 
@@ -357,9 +357,9 @@ class Messager(names.ChannelNames):
         await self.conversation.resume()
 
     async def add_agents(self, agents: Iterable[AgentId]) -> None:
-        """Host more agents, on the same subtopics as those that are hosted here already.
+        """Host more agents, on the subtopics of the agents that this messager hosts already.
 
-        Agents that are hosted here already are ignored.
+        Agents that this messager hosts already are ignored.
 
         Raises: AlreadyExists if another group or messager hosts one of the agents (the error's `owner` names it);
         ConfigError if this messager hosts no agents yet or has no name.
@@ -375,8 +375,8 @@ class Messager(names.ChannelNames):
         In an experiment with steps this call does not wait. The agents leave when the next step opens (see
         docs/moving-agents.md).
 
-        Raises: MoveFailed if the fetched messages were not committed in time; UnknownName for an agent that is not
-        here.
+        Raises: MoveFailed if the fetched messages were not committed in time; UnknownName for an agent that this
+        messager does not host.
         """
         await self.engine.release(agents, None, timeout)
 
@@ -387,8 +387,8 @@ class Messager(names.ChannelNames):
         Until then, fetches hold back the first message that waits for one of these agents, and all later messages. In
         an experiment with steps this call does not wait. The agents move when the next step opens.
 
-        Raises: MoveFailed if the fetched messages were not committed in time; UnknownName for an agent that is not
-        here or a group that does not exist; AlreadyExists if the agents are in that group already.
+        Raises: MoveFailed if the fetched messages were not committed in time; UnknownName for an agent that this
+        messager does not host, or a group that does not exist; AlreadyExists if the agents are in that group already.
         """
         await self.engine.release(agents, names.check_name("group", to), timeout)
 
@@ -492,9 +492,9 @@ class Messager(names.ChannelNames):
         on, and other fetches raise TransactionError.
 
         Raises: ConfigError if this messager has no name; NotListening if it does not listen; TransactionError if
-        another transaction is open; at the end of the block also the errors of `send_message`, such as InvalidPayload
-        and MailboxFull, and then nothing was committed. After OutcomeUnknown the next transaction finds out whether
-        this one was committed.
+        another transaction is open. The end of the block may also raise the errors of `send_message`, such as
+        InvalidPayload and MailboxFull. Nothing was then committed. Only after OutcomeUnknown this is not known, and the
+        next transaction finds out whether this one was committed.
         """
         return Transaction(self.engine)
 

@@ -54,8 +54,8 @@ class Engine:
     """What a messager consists of: a transport, an accumulator of sends, a subscription, and a local log.
 
     With a `name` the mailbox outlives this process. Without a name the mailbox is removed when the engine closes. A
-    from_id of None stands for the user, who is outside of the simulation. Without `user_is_explicit`, None may also
-    mean that the caller left from_id out, so None is then refused if only the hosted agents may send.
+    from_id of None stands for the user, who is outside of the simulation. If `user_is_explicit` is False, None may also
+    mean that the caller left from_id out. In this case, if only the hosted agents may send, None is refused.
     """
 
     def __init__(
@@ -106,8 +106,7 @@ class Engine:
         self.steps: StepSettings | None = None  # None if the experiment has no steps, or if this engine hosts no agents
         self.step_loops = 0  # the number of step loops that were made
         self._step: int | None = None
-        # The last client is in use. The earlier ones are kept, because a batch may still wait for a verdict from one of
-        # them.
+        # The last client is in use. The earlier clients are kept, because batches may still wait for their verdicts.
         self._clients: list[VerdictClient] = []
         self._opening = asyncio.Lock()
         self._life: Life | None = None
@@ -195,14 +194,14 @@ class Engine:
                 last_first.push_async_callback(accumulator.close)
 
     async def _leave(self) -> None:
-        """Delete this sender's state on the server, unless its mailbox stays for a later messager of its name."""
+        """Delete this sender's state on the server, unless the mailbox stays for a later messager of the same name."""
         waits = self.named and (self._listened or self.name in self.directory.records)
         if not self.frame_sender.epoch or waits:
             return
         try:
             async with asyncio.timeout(_LEAVE_S):
                 # The epoch of a named sender is kept for a while, because the next sender of this name needs a higher
-                # one.
+                # epoch.
                 await self.transport.leave(self.name, self.frame_sender.epoch, keep_s=KEEP_S if self.named else 0)
         except (TransitError, TimeoutError, Closed) as error:
             logger.info("the state of sender %s could not be removed from the server: %r", self.name, error)
@@ -310,7 +309,7 @@ class Engine:
         return self.subscription
 
     async def subscribe(self, channels: Iterable[str]) -> None:
-        """Listen on channels and patterns. A later call adds more of them."""
+        """Listen on channels and patterns, in addition to those of earlier calls."""
         await self.receiving.subscribe(channels)
         await self._take_name()
 
@@ -350,7 +349,7 @@ class Engine:
             return
         if (
             not self.receiving.stepped and self.receiving.epoch is None
-        ):  # an earlier messager of this name wrote the record
+        ):  # the record is that of an earlier messager with this name
             raise ConfigError(f"{self.name!r} does not receive messages yet: `await messager.host_agents(...)` first")
         try:
             if self.steps is None:
@@ -393,9 +392,9 @@ class Engine:
             self.receiving.stepped = True
 
     async def _take_name(self) -> None:
-        """Fence an earlier sender of this name.
+        """Make the server refuse an earlier sender of this messager's name. A messager without a name has none.
 
-        The messager that owns the mailbox is the only one that may send under the mailbox's name.
+        Only the messager that owns the mailbox may send under the mailbox's name.
         """
         self._listened = True
         if self.named:

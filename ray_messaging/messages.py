@@ -75,7 +75,7 @@ class Messages(Sequence[Message]):
             return [self[row] for row in range(*index.indices(len(self)))]
         row = index + len(self) if index < 0 else index
         if not 0 <= row < len(self):
-            raise IndexError(f"there is no message {index}: these are {len(self)} messages")
+            raise IndexError(f"there is no message {index}: the number of messages is {len(self)}")
         if self._ends is None:
             self._ends = [*accumulate([part.high - part.low for part in self.slices])]
         at = bisect_right(self._ends, row)

@@ -21,15 +21,15 @@ from ray_messaging.common.sockets import notice_cuts
 from ray_messaging.default_limits_and_leases import FRAME_LIMIT
 
 OPENING_S = 5.0  # time limit to connect and send the token
-# The most requests of one connection that may wait for answers. If there is one more, a request about deferred rows is
-# answered at once, without verdicts, and any other request ends the connection.
+# On one connection, this many requests about deferred rows, and as many other requests, may wait for answers. A further
+# request about deferred rows is answered at once, without verdicts. Any other further request ends the connection.
 WAITING = 10_000
 JUDGE, WAIT, SNAPSHOT = 0, 1, 2
 REQUEST = Struct("<IB")
 NUMBER = Struct("<I")
 _LENGTH = Struct("<I")
 _LARGE = 2**16  # a frame of at least this many bytes is written in several pieces, without joining them
-# The least bytes of a buffer, and the most bytes of a buffer for a large frame that has only begun to arrive.
+# The smallest size of a buffer, and the largest size for a frame of which only the beginning has arrived, in bytes.
 _SMALL, _AT_ONCE = 2**14, 2**22
 _NOTHING = memoryview(b"")
 
@@ -128,7 +128,7 @@ class FrameProtocol(asyncio.BufferedProtocol):
 
     def refuse(self, why: str) -> None:  # noqa: ARG002 - for subclasses that log
         """End the connection, because the other side breaks the protocol."""
-        # The frame that is being handled still uses the old buffer, so the buffer is only replaced.
+        # The old buffer is replaced and not released, because the frame that is being handled still uses it.
         self._buffer, self._low, self._high = _NOTHING, 0, 0
         if self.transport is not None:
             self.transport.abort()
@@ -199,9 +199,9 @@ class LaneClient(FrameProtocol):
             self.transport.abort()
 
     def frame_received(self, frame: memoryview) -> None:
-        """Give an answer to the caller that waits for it.
+        """Give an answer to the caller that waits for it. The first frame only confirms that the lane is open.
 
-        If the caller was cancelled, drop the answer. If no such request was made, end the connection.
+        If the caller was cancelled, drop the answer. If no request has the answer's number, end the connection.
         """
         if self._opening is not None and not self._opening.done():
             self._opening.set_result(None)

@@ -11,11 +11,11 @@ from ray_messaging.interception.rules.allow_graph import AllowGraph, AllowGraphS
 from ray_messaging.interception.rules.black_list import BlackList
 from ray_messaging.interception.rules.rule import Rule
 
-MIN_SNAPSHOT_NUMBER = 2**32  # numbers of snapshots are higher than all special values that stand in place of epochs
+MIN_SNAPSHOT_NUMBER = 2**32  # the least number of a snapshot; special values in place of epochs are lower
 MAX_ENTRIES = 20_000  # the most pairs, edges and members of all rules together, because every messager has a copy
 MOST_STRETCH = 20.0
-# The instance attributes of each class. If a rule has others, code from outside of this library has changed the rule,
-# and it may decide differently.
+# The instance attributes of each class. If a rule has other attributes, code from outside of this library has changed
+# the rule, and the rule may decide differently.
 _ATTRIBUTES = {
     BlackList: {"name", "state", "_index", "_listed", "context", "on_error"},
     AllowGraph: {
@@ -36,8 +36,9 @@ class SnapshotRequest(msgspec.Struct, array_like=True, frozen=True):
     """A messager's request for a rule snapshot.
 
     `held` is the number of the snapshot that the messager has (0: none). `passed` is how many messages the messager has
-    passed by its snapshot since its last request. If the interceptor itself has then judged messages that an earlier
-    request had reported as passed, their number is subtracted, so `passed` may be negative.
+    passed by its snapshot since its last request. A message that the snapshot has passed may be judged again by the
+    interceptor, because the server has refused it. Such messages are subtracted from `passed`, which may so become
+    negative.
     """
 
     held: Annotated[int, msgspec.Meta(ge=0, lt=2**62)]
@@ -49,8 +50,8 @@ class RuleSnapshot(msgspec.Struct, array_like=True, frozen=True):
 
     `number` is the number of the present rules (0: the messager must not apply rules itself). No other version of the
     rules, and no other interceptor, uses this number. `rules` is None if the messager already has the rules, or must
-    not apply any. A messager multiplies the time between two reports of passed messages by `stretch`, so that
-    many messagers report less often.
+    not apply any. `stretch` is the factor by which a messager makes the intervals between its requests longer, which
+    report passed messages. If there are many messagers, the factor is above 1.
     """
 
     number: int
@@ -95,7 +96,7 @@ def can_delegate(rules: Sequence[Rule]) -> bool:
 
 
 def entry_count(rules: Sequence[Rule]) -> int:
-    """Return the number of pairs, edges and members in some rules, all of which can be delegated."""
+    """Return the number of pairs, edges and members in rules for which `can_delegate` is True."""
     return sum(rule.size if isinstance(rule, AllowGraph) else len(rule.state or ()) for rule in rules)
 
 

@@ -63,7 +63,7 @@ class VerdictClient:
         raise NotImplementedError
 
     async def wait(self, batch: Batch) -> BatchVerdict:
-        """Return the verdicts on rows that wait for slow rules, once there are some, or after PATIENCE_S seconds.
+        """Return verdicts on rows that wait for slow rules, once a row has a verdict, or after PATIENCE_S seconds.
 
         Raises: InterceptorUnavailable if there is no answer in time, Closed if the experiment has ended, FrameError if
         the answer is not valid.
@@ -73,7 +73,7 @@ class VerdictClient:
     async def pass_whole(self, broadcasts: Batch) -> BatchVerdict | None:  # noqa: ARG002 - for subclasses
         """Return a verdict that lets broadcasts pass to all their hearers.
 
-        Return None if there are rules, or there may be rules, which must judge the broadcasts.
+        Return None if there are, or may be, rules that must judge the broadcasts.
         """
         return None
 
@@ -88,7 +88,7 @@ class VerdictClient:
         A later call of `judge` then gets valid verdicts.
 
         Args: `successor` says that another interceptor has taken over. Then the client must also end its connection to
-        the earlier one.
+        the earlier interceptor.
         """
         await self.close()
 
@@ -104,11 +104,11 @@ def verdict_client_for(
     Args:
         interceptor: an `Interceptor` in this process, this library's actor, or any actor with a method `forward`.
         exp_id: the experiment of the messages; this library's actor refuses messages of another experiment.
-        delegate_rules: whether the client may apply rules itself, which is safe only if the server checks that its
-            rules are not outdated.
+        delegate_rules: whether the client may apply a copy of the rules itself. This is safe only if the server checks
+            that the copy is not outdated.
 
-    Raises: ConfigError if the interceptor is none of these, or if it is in this process and has a rule that judges
-    whole steps, although it judges no steps.
+    Raises: ConfigError if `interceptor` is none of these, or if it is an `Interceptor` that has a rule for whole steps,
+    but is not used with steps.
     """
     if hasattr(interceptor, "forward_batch") and hasattr(interceptor, "lane"):
         return RemoteVerdictClient(interceptor, timeout_s, exp_id, delegate_rules=delegate_rules)
@@ -133,7 +133,7 @@ def verdict_client_for(
 class PassAll(VerdictClient):
     """The client of a messager without an interceptor.
 
-    All messages pass. If the experiment has an interceptor, the server refuses them.
+    It lets all messages pass. If the experiment does have an interceptor, the server refuses the messages.
     """
 
     route = "none"
@@ -158,13 +158,13 @@ class LocalVerdictClient(VerdictClient):
         self._last: tuple[Batch, BatchVerdict] | None = None
 
     async def judge(self, batch: Batch) -> BatchVerdict:
-        """Return the verdicts on a batch. If the same batch comes twice in succession, return the same verdicts."""
+        """Return the verdicts on a batch. Two successive calls with the same batch object return the same verdicts."""
         if self._last is None or self._last[0] is not batch:
             self._last = batch, await self._interceptor.judge(batch)
         return self._last[1]
 
     async def wait(self, batch: Batch) -> BatchVerdict:
-        """Return the verdicts on rows that wait for slow rules, once there are some, or after PATIENCE_S seconds."""
+        """Return verdicts on rows that wait for slow rules, once a row has a verdict, or after PATIENCE_S seconds."""
         answer = self._interceptor.answer(batch, patient=True)
         return decode_verdicts(answer if isinstance(answer, bytes) else await answer).batch_verdict(batch.rows)
 
@@ -264,7 +264,7 @@ class RemoteVerdictClient(VerdictClient):
 
     async def judge(self, batch: Batch) -> BatchVerdict:
         """Return the verdicts on a batch. A repeated batch gets the same verdicts."""
-        if self._delegated_rules is not None and batch.rows:  # an empty batch must reach the interceptor
+        if self._delegated_rules is not None and batch.rows:  # `pass_whole` sends an empty batch to the interceptor
             passed = self._delegated_rules.judge(batch)
             if passed is not None:
                 return passed
@@ -276,9 +276,9 @@ class RemoteVerdictClient(VerdictClient):
         return verdicts.batch_verdict(batch.rows)
 
     async def wait(self, batch: Batch) -> BatchVerdict:
-        """Return the verdicts on messages that wait for slow rules, once a message has one, or after some seconds.
+        """Return verdicts on rows that wait for slow rules, once a row has a verdict, or after PATIENCE_S seconds.
 
-        The interceptor already has the payloads. They are sent again only if it has lost them.
+        The interceptor already has the payloads. They are sent again only if the interceptor has lost them.
         """
         return (await self._verdicts(batch, with_payload=False, patient=True)).batch_verdict(batch.rows)
 
@@ -302,8 +302,8 @@ class RemoteVerdictClient(VerdictClient):
             if verdicts.judged:
                 return verdicts
         raise InterceptorUnavailable(  # a message without a verdict must not pass, so its send fails
-            "the interceptor got the payloads, but gave no verdict, so nothing was sent: look at its actor, then "
-            "send again"
+            "the interceptor got the payloads, but gave no verdict, so nothing was sent: look at the log of its actor, "
+            "then send again"
         )
 
     async def ended(self) -> Closed | None:
@@ -320,7 +320,8 @@ class RemoteVerdictClient(VerdictClient):
     async def _ask(self, request: bytes, *, patient: bool) -> bytes:
         """Return the interceptor's answer to a request; raise Closed if the experiment has ended.
 
-        Args: `patient` says that the request is about rows that wait for slow rules, so the answer waits for verdicts.
+        Args: `patient` says that the request is about rows that wait for slow rules. The interceptor may then answer up
+        to PATIENCE_S seconds later.
         """
         lane = self._lane
         limit_s = self._timeout_s + (PATIENCE_S if patient else 0.0)
@@ -357,11 +358,12 @@ class RemoteVerdictClient(VerdictClient):
             raise
 
     async def _open(self) -> LaneClient | None:
-        """Open a connection for verdicts to the interceptor's actor; return None if that fails.
+        """Open the verdict lane to the interceptor's actor; return None if the actor's socket cannot be reached.
 
-        The last address is tried first. After the network was interrupted, this address can be reached sooner than the
-        actor, because Ray pauses for long between its attempts to connect. If neither this address nor Ray answers,
-        raise TimeoutError, after which the caller tries again.
+        If a lane was open before, its address is tried first. After a failure of the network, this address can often be
+        reached sooner than Ray, which pauses for long between its attempts to connect. If the address does not answer,
+        the actor is asked for its present address by a Ray call. If Ray does not answer either, this method raises
+        TimeoutError, and the caller tries again.
         """
         before = self._address
         if before is not None:
@@ -371,8 +373,7 @@ class RemoteVerdictClient(VerdictClient):
         async with asyncio.timeout(None if before is None else _ADDRESS_S):
             address = LaneAddress(*await self._handle.lane.remote(**self._options))
         try:
-            # Opening the lane may take half of the time. The other half is for a Ray call, in case the lane cannot be
-            # opened.
+            # Opening the lane may take half of the time limit. If it fails, the other half is left for a Ray call.
             self._lane = await LaneClient.open(address, self._timeout_s / 2)
         except OSError as error:
             self._by_ray_until = asyncio.get_running_loop().time() + LANE_RETRY.first_s
@@ -389,7 +390,7 @@ class RemoteVerdictClient(VerdictClient):
         return self._lane
 
     def _drop(self, lane: LaneClient) -> None:
-        """Drop a connection to the interceptor, unless another one has replaced it."""
+        """Close a connection to the interceptor, and forget it unless another connection has replaced it."""
         lane.close()
         if self._lane is lane:
             self._lane = None
@@ -398,7 +399,8 @@ class RemoteVerdictClient(VerdictClient):
         """Drop the copy of the rules, because the server has refused a verdict by these rules.
 
         If another interceptor has taken over (`successor`), also close the connection to the old one. If only the rules
-        have changed, the connection stays open, because all senders ask again at about the same time.
+        have changed, the connection stays open, so that the senders, which all ask again at about the same time, need
+        not open new connections.
         """
         if successor:
             self._address = None  # the lane of the earlier interceptor may still be open
@@ -415,7 +417,10 @@ class RemoteVerdictClient(VerdictClient):
 
 
 class ForeignVerdictClient(VerdictClient):
-    """The client of a foreign actor. It calls `forward` as AgentSociety does, for each message that has both ids."""
+    """The client of a foreign actor, which has a method `forward` as in AgentSociety.
+
+    It calls `forward` for each message that has a from_id and a to_id. All other messages pass.
+    """
 
     route = "forward"
 
@@ -424,7 +429,7 @@ class ForeignVerdictClient(VerdictClient):
         self._timeout_s = timeout_s
 
     async def judge(self, batch: Batch) -> BatchVerdict:
-        """Call `forward` for each message. Messages that `forward` refuses are blocked."""
+        """Return verdicts that block the messages that `forward` refuses. It is called once for each message."""
         from_ids, to_ids = batch.from_ids.tolist(), batch.to_ids.tolist()
         rows = [row for row in range(len(batch)) if from_ids[row] is not None and to_ids[row] is not None]
         answers: list[bytes] = []
@@ -447,15 +452,15 @@ class ForeignVerdictClient(VerdictClient):
 
     async def _forward(self, batch: Batch, row: int) -> bytes:
         """Return why a message is refused, or b"" if it may pass."""
-        # This is exactly the text that AgentSociety's messager makes, because actors search it for texts such as
-        # '"type": "news"'.
+        # The text is exactly the one that AgentSociety's messager makes, because the code of actors may look in it for
+        # parts such as '"type": "news"'.
         text = json.dumps(Message("", batch, row).payload)
         try:
             passed = await self._handle.forward.remote(batch.from_ids[row], batch.to_ids[row], text)
         except Exception as error:
             if not any(base.__name__.startswith(_APPLICATION_ERROR) for base in type(error).__mro__):
                 raise
-            # Ray's text has the whole traceback. Its last line says what went wrong.
+            # The text of Ray's error is a whole traceback. Its last line says what went wrong.
             last = str(error).strip().rpartition("\n")[2]
             logger.warning("the interceptor's forward failed on a message, so the message is blocked: %s", last)
             return f"the interceptor failed: {last or type(error).__name__}".encode(errors="replace")

@@ -56,7 +56,7 @@ class VerdictReply(msgspec.Struct, array_like=True, frozen=True):
     snapshot: int = 0
 
     def batch_verdict(self, count: int) -> "BatchVerdict":
-        """Return the verdicts by row; raise FrameError if they are damaged, or not about a batch of `count` rows."""
+        """Return the verdicts by row; raise FrameError if they are damaged, or name a row that is not below `count`."""
         found = BatchVerdict(epoch=self.epoch)
         for why in self.blocked:
             found.blocked.update(dict.fromkeys(_numbers(why.rows, count), (why.rule, why.reason)))
@@ -97,7 +97,10 @@ class BatchVerdict(msgspec.Struct, array_like=True):
         self.deferred |= other.deferred
 
     def moved(self, places: Mapping[int, int]) -> "BatchVerdict":
-        """Return these verdicts as verdicts on another batch. Row i of this batch is row `places[i]` there."""
+        """Return these verdicts with the row numbers of another batch.
+
+        Row i becomes row `places[i]`. Verdicts on rows that are not in `places` are left out.
+        """
         return BatchVerdict(
             {place: self.blocked[row] for row, place in places.items() if row in self.blocked},
             {place: self.rewritten[row] for row, place in places.items() if row in self.rewritten},
@@ -108,7 +111,7 @@ class BatchVerdict(msgspec.Struct, array_like=True):
     def encode(self, epoch: int, *, wants_payload: bool, snapshot: int = 0) -> bytes:
         """Encode these verdicts as a `VerdictReply`.
 
-        Args: `epoch` is the number of the interceptor's start. Each argument becomes the field with its name.
+        Args: `epoch` is the number of the interceptor's start. Each argument becomes the field of the same name.
         """
         if not (self.blocked or self.rewritten or self.labels or self.deferred):
             return encode_verdicts(VerdictReply(epoch, wants_payload=wants_payload, snapshot=snapshot))

@@ -119,7 +119,7 @@ class StateWriter:
         self._whole = True
 
     async def close(self) -> None:
-        """Wait for the current write, up to a limit, and write no more. Callers that still wait get a Closed error."""
+        """Wait up to `_CLOSE_S` seconds for the current write, then write no more. Waiting callers get Closed."""
         self._closed = True
         if self._task is not None:
             await asyncio.wait((self._task,), timeout=_CLOSE_S)
@@ -135,7 +135,7 @@ class StateWriter:
             except asyncio.CancelledError:
                 self._fail(_closed(), waiting)
                 raise
-            except Exception as error:  # batches that changed the unsaved state get no answer
+            except Exception as error:  # callers whose batches changed the state that is not saved get this error
                 if isinstance(error, Fenced):
                     self.error = error
                 else:
@@ -147,7 +147,8 @@ class StateWriter:
                     done.set_result(None)
 
     def _fail(self, error: Exception, waiting: "list[asyncio.Future[None]]") -> None:
-        # The next write contains everything that was not written, so that a count is never saved without its answer.
+        # The next write contains everything that this write should have saved. So the interceptor's answer to a batch,
+        # and the changes of the rules' state by this batch, are still saved together.
         for table in self._tables.values():
             table.rewrite()
         self._take_back()

@@ -33,7 +33,7 @@ class AddedMessage(NamedTuple):
     line: bytes
 
 
-# Decodes the state of the rules after a step: their tables, and how many messages of each sender they have blocked.
+# Decodes what `RuleReviewer.dump` returns: the rules' tables, and by sender how many messages the rules have blocked.
 _decode = msgspec.msgpack.Decoder(tuple[Tables, list[tuple[AgentId | None, int]]]).decode
 
 
@@ -55,7 +55,7 @@ class RuleReviewer:
         self._violations: Mapping[AgentId | None, int] = {}
         self.asking: StepRule | None = None  # the rule that is being asked now
         self._horizon = horizon
-        # By the id() of a rule: the rule, and its state before it judged its first step.
+        # Maps `id(rule)` to the rule and the state that it had before it judged its first step.
         self._first: dict[int, tuple[StepRule, Fields]] = {}
 
     def _rules(self) -> tuple[StepRule, ...]:
@@ -64,18 +64,18 @@ class RuleReviewer:
     # -- the order of steps ---------------------------------------------------------------------------------------
 
     def start(self) -> None:
-        """From now on, let batches wait until their step has begun."""
+        """Make each batch wait until `begin` is called for its step."""
         self._interceptor.gate.set(-1)
 
     def stop(self) -> None:
-        """Let batches of any step be judged from now on, because no step ends any more."""
+        """Let batches of any step be judged at once from now on, because no further step will begin."""
         self._interceptor.gate.set(math.inf)
 
     async def resume(self, number: int, state: bytes | None, *, ended: bool) -> None:
         """Begin a step after a restart, with the state that rules had after the previous step.
 
-        Args: `state` is that state, as `dump` has encoded it (None: rules have no state). `ended` says whether all
-        groups have ended the previous step.
+        Args: `state` is what `dump` returned after the previous step. `ended` says whether all groups have ended the
+        previous step.
         """
         tables, violations = ({}, []) if state is None else _decode(state)
         self._violations = dict(violations)
@@ -83,9 +83,10 @@ class RuleReviewer:
         self._load(tables)
 
     async def begin(self, number: int, *, ended: bool = True) -> None:
-        """Let messages of a step be judged.
+        """Let the messages of step `number` be judged.
 
-        If the previous step has ended for all groups (`ended`), first begin a new round of the rules.
+        If the previous step has ended for all groups (`ended`), first begin a new round for the rules that judge single
+        messages.
         """
         if ended:
             await self._interceptor.end_step(number - 1, self._violations)
@@ -137,7 +138,10 @@ class RuleReviewer:
             return {} if verdict is ALLOW else dict.fromkeys(range(batch.rows), verdict), []
 
     def _added(self, rule: StepRule, number: int, message: Added) -> AddedMessage:
-        """Return an added message, encoded. Raises TypeError or a MessagingError if it is not valid."""
+        """Check and encode a message that a rule adds to step `number`.
+
+        Raises: TypeError or a MessagingError if the message is not valid.
+        """
         if not isinstance(message, Added):
             raise TypeError(f"StepVerdicts.add has {message!r}, which is not a message: write Added(to_id, payload)")
         return AddedMessage(
@@ -152,7 +156,9 @@ class RuleReviewer:
     # -- state ----------------------------------------------------------------------------------------------------
 
     def dump(self, violations: Mapping[AgentId | None, int]) -> bytes | None:
-        """Return the state of the rules after a step that they have judged, encoded, or None if they have no state.
+        """Encode the state that the rules have after they have judged a step.
+
+        Return None if no rule has a state, and no message was blocked.
 
         Args: `violations` says how many messages of each sender these rules have blocked in this step. It is a part of
         the encoded state.
@@ -162,9 +168,10 @@ class RuleReviewer:
         return _encode((tables, list(violations.items()))) if tables or violations else None
 
     def _load(self, tables: Tables) -> None:
-        """Give each rule that judges whole steps its table from `tables`, which `dump` has saved.
+        """Load the state of each rule that judges whole steps from `tables`, which `dump` has saved.
 
-        A rule that was inserted later, and so has no table there, goes back to its state before its first step.
+        A rule that was inserted after the call of `dump` has no entry in `tables`. It goes back to the state that it
+        had before its first step.
         """
         self._first = {id(rule): self._first[id(rule)] for rule in self._rules() if id(rule) in self._first}
         for rule in self._rules():

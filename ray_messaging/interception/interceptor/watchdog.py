@@ -42,10 +42,10 @@ FAILURES = (*RAISED, Stuck)
 
 
 def explained(error: BaseException) -> BaseException:
-    """Return a rule's error; for a Stuck, which has no text, return a TimeoutError that explains it."""
+    """Return the error of a rule, but in place of a Stuck, which has no text, a TimeoutError with a text."""
     if not isinstance(error, Stuck):
         return error
-    return TimeoutError("it ran for too long, and was interrupted").with_traceback(error.__traceback__)
+    return TimeoutError("the rule ran for too long, and was interrupted").with_traceback(error.__traceback__)
 
 
 class RunningRule:
@@ -98,7 +98,7 @@ class RunningRule:
         """Interrupt the rule that runs in another thread, if it is still in the call with the number `calls`."""
         with self._lock:
             # `struck` is set before `rule` is read. A caller whose rule has ended first clears `rule`, and then reads
-            # `struck`. So at least one of the two sees what the other has done.
+            # `struck`. So at least one of the two threads sees what the other thread has done.
             self.struck = True
             if self.rule is not None and self.calls == calls:
                 _interrupt(thread, id(Stuck))
@@ -198,7 +198,7 @@ class Watchdog:
         self._thread: threading.Thread | None = None
 
     def start(self) -> None:
-        """Start watching. It must be called in the thread in which the rules run."""
+        """Start watching the current thread, which must be the one in which the rules run."""
         self._loop_thread = threading.get_ident()
         self._thread = threading.Thread(target=self._run, name="ray_messaging rule watchdog", daemon=True)
         self._thread.start()

@@ -54,7 +54,8 @@ class Block(SlowRule):
         make_llm: a function that returns `llm`, for clients that cannot be pickled (most clients cannot). It is called
             once, in the interceptor's process.
         timeout_s: limit for one call.
-        on_error: the verdict if a block raises, takes too long or returns anything but (bool, str): "block" or "allow".
+        on_error: the verdict if a block raises, takes too long, or returns neither a bool nor a pair (bool, reason):
+            "block" or "allow".
         name: the rule's name; by default the block's `name`, or its class's name.
 
     Raises: RuleError if an argument is not valid.

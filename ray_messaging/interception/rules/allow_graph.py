@@ -185,7 +185,7 @@ def _layers(networks_of: Mapping[AgentId, list[int]]) -> list[tuple[NDArray[np.i
     """Return arrays by which the networks of many agents with int ids are looked up at once.
 
     Item k of the list is for the agents that are members of more than k networks. It has the ids of these agents,
-    ascending, and for each agent the number of its network k, counted from 0.
+    ascending, and for each agent the number of one network, which is item k of the agent's list in `networks_of`.
     """
     ints = sorted((member, numbers) for member, numbers in networks_of.items() if isinstance(member, int))
     layers: list[tuple[NDArray[np.int64], NDArray[np.int64]]] = []

@@ -22,13 +22,16 @@ _CHECK = "check"  # the first item of the keys in `state` that belong to the che
 
 
 class Ban(Rule):
-    """Block the messages that the rule `check` blocks, and all messages of whoever has `after` violations.
+    """Block the messages that the rule `check` blocks, and all messages of senders or pairs with `after` violations.
 
-    A violation is a message that `check` blocks. Violations are counted, and bans begin, by key: the sender, or the
-    pair of sender and receiver. A message is no violation if `check` raises an error on it. Such a message is blocked
-    too, unless `on_error` of `check` or of this rule is "allow". Violations by the user are blocked, but not counted.
-    `state` has the number of violations of each key, up to `after`, and the state of `check`, which gets no messages
-    with banned keys.
+    A violation is a message that `check` blocks. Violations are counted for each key. Subclasses decide whether a key
+    is a sender, or a pair of sender and receiver. A key with `after` violations is banned: its further messages are
+    blocked. A `check` that keeps a state does not get them. Violations by the user are blocked, but not counted.
+
+    If `check` raises an error on a message, the message is no violation. It is still blocked, unless `on_error` of
+    `check` or of this rule is "allow".
+
+    `state` has the number of violations of each key, up to `after`, and the state of `check`.
     """
 
     state: Table[Any]
@@ -77,7 +80,7 @@ class Ban(Rule):
     @contextmanager
     def _in_context(self) -> Iterator[None]:
         """Give the rule `check` the interceptor as `context` for one call, and copy its changed state afterwards."""
-        # The check has a context only during a call, because a removed rule must be pickled without one.
+        # The check has a context only during a call, because a removed rule must be pickled without a context.
         self.inner.context = self.context
         try:
             yield
@@ -94,7 +97,7 @@ class Ban(Rule):
                 continue
             try:
                 verdict = checked(self.inner.check(Message(exp_id, batch, row)))
-            # The check may be any code. If it fails, the message is blocked, unless an `on_error` is "allow".
+            # The check may be any code. If it fails, `on_error` of the check and of this rule decide.
             except RAISED as error:
                 verdict = self._check_failed(error)
             else:
@@ -105,10 +108,11 @@ class Ban(Rule):
         return found
 
     def _in_parts(self, batch: Batch, exp_id: str) -> dict[int, Verdict]:
-        """Return the verdicts on a batch. The rule `check` judges it in parts, because it may keep counts.
+        """Return the verdicts on a batch. The rule `check` gets the batch in parts, because `check` may keep counts.
 
-        After the message that begins a ban, `check` must not count further messages of the banned sender or pair. So a
-        part ends for a sender at a message that may begin a ban. Each sender's rows stay in order.
+        After the message that begins a ban, `check` must not count further messages of the banned sender or pair. So
+        after a message that may begin a ban, no message of its sender or pair is in the same part. Each sender's rows
+        stay in order.
         """
         found: dict[int, Verdict] = {}
         for rows in self._before_bans(batch):
@@ -119,16 +123,16 @@ class Ban(Rule):
     def _before_bans(self, batch: Batch) -> Iterator[NDArray[np.intp]]:
         """Yield the batch's rows in parts, so that a ban takes effect between two parts.
 
-        Within a part, no sender can be banned before the last row that it has in this part.
+        Within a part, only the last row of a sender or pair can be the row that begins its ban.
         """
         waiting: dict[AgentId | None, list[int]] = {}
         for row, sender in enumerate(batch.from_ids.tolist()):
             waiting.setdefault(sender, []).append(row)
-        # In reversed order, so that the next row of a sender is at the end.
+        # Each sender's rows are in reversed order, so that `pop` returns the sender's next row.
         left = [rows[::-1] for rows in waiting.values()]
         while left:
             part: list[int] = []
-            room: dict[Any, int] = {}  # for each key, how many violations it has left before its ban
+            room: dict[Any, int] = {}  # for each key, how many more of its rows may be in this part
             for rows in left:
                 while rows:
                     key = self._key_of(batch, rows[-1])
@@ -159,7 +163,7 @@ class Ban(Rule):
             verdicts = {
                 int(rows[row]): checked(verdict) for row, verdict in self.inner.check_batch(rest, exp_id).items()
             }
-        # The check may be any code. If it fails, the messages are blocked, unless an `on_error` is "allow".
+        # The check may be any code. If it fails, `on_error` of the check and of this rule decide.
         except RAISED as error:
             verdict = self._check_failed(error, len(rest))
             return found if verdict is ALLOW else dict.fromkeys(rows.tolist(), verdict) | found
@@ -222,7 +226,7 @@ class Ban(Rule):
 
     @property
     def counts_blocked(self) -> bool:
-        """Return whether the rule `check`, which finds violations, counts blocked messages."""
+        """Return whether verdicts of the rule `check` depend on how many of a sender's messages were blocked before."""
         return self.inner.counts_blocked
 
     def room(self, senders: Sequence[AgentId | None]) -> Sequence[int]:

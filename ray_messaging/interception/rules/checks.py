@@ -10,12 +10,14 @@ T = TypeVar("T")
 
 
 def check_count(setting: str, value: object, least: int, rule: str, why: str = "") -> int:
-    """Return the value of a setting; raise RuleError unless it is a whole number, at least `least`.
+    """Return the value of a setting; raise RuleError unless it is an int from `least` to 2**62 - 1.
 
     Args: `why` is added to the end of the error's text.
     """
     if isinstance(value, bool) or not isinstance(value, int) or not least <= value < 2**62:
-        raise RuleError(f"{setting}={value!r} is invalid: give an int of at least {least}{why}", rule=rule)
+        raise RuleError(
+            f"{setting}={value!r} is invalid: give an int of at least {least} and below 2**62{why}", rule=rule
+        )
     return value
 
 

@@ -36,10 +36,7 @@ class RowsById(NamedTuple):
     counts: NDArray[np.intp]
 
     def beyond(self, allowed: NDArray[np.intp]) -> NDArray[np.intp]:
-        """Return, ascending, the numbers of all rows except the first `allowed` rows of each id.
-
-        `allowed` (k,) has a number of rows for each id.
-        """
+        """Return the numbers of the rows that come after the first `allowed[i]` rows of the id `keys[i]`, ascending."""
         over = allowed < self.counts
         if not over.any():
             return np.zeros(0, np.intp)
@@ -107,7 +104,8 @@ class RateLimit(Rule):
         self.per_round = None if per_round is None else check_count("per_round", per_round, 1, name)
         self.state: Table[int] | None = None if per_round is None else Table()
         self._clock = clock
-        # For each bucket, the time at which it was empty, if it has filled since then up to its present tokens.
+        # By sender: a time. A bucket that was empty at this time, and has only filled since then, would have as many
+        # tokens as the sender's bucket has now.
         self._empty_at: dict[AgentId | None, float] = {}
         self._sweep_at = _LEAST_SWEEP
 
@@ -148,14 +146,14 @@ class RateLimit(Rule):
         return np.maximum(self.per_round - sent, 0)
 
     def _tokens(self, senders: RowsById) -> tuple[NDArray[np.float64], NDArray[np.intp]]:
-        """Return, for each sender, the time at which its bucket was last empty, and its number of whole tokens now."""
+        """Return, for each sender, its present value for `_empty_at`, and the number of whole tokens in its bucket."""
         if self.per_second is None:
             return np.zeros(0), np.full(len(senders.keys), np.iinfo(np.intp).max - 1)
         now, fills_in = self._clock(), max(1.0, self.per_second) / self.per_second
         known = map(self._empty_at.get, senders.keys, repeat(-math.inf))
         empty_at = np.maximum(np.fromiter(known, np.float64, len(senders.keys)), now - fills_in)
         if len(self._empty_at) > self._sweep_at:
-            # A full bucket needs no entry.
+            # A full bucket needs no entry, because a bucket without an entry counts as full.
             self._empty_at = {key: at for key, at in self._empty_at.items() if at > now - fills_in}
             self._sweep_at = max(_LEAST_SWEEP, 2 * len(self._empty_at))
         return empty_at, np.clip((now - empty_at) * self.per_second + _ROUNDING, 0, 2**62).astype(np.intp)
@@ -277,10 +275,10 @@ class RoundQuota(Rule):
         return count - before
 
     def _strangers(self, batch: Batch, quota: int, silenced: Mapping[int, str]) -> dict[int, str]:
-        """Record the agents to whom a sender writes for the first time in the round, up to `quota` agents.
+        """Record new contacts of each sender in the round, until the sender has `quota` contacts.
 
-        Return, by row, the reason for each message to a further agent. Rows in `silenced` are blocked for another
-        reason, so they are ignored.
+        Return, by row, why a message to a further agent is blocked. Rows in `silenced` are ignored, because they are
+        blocked for another reason.
         """
         found: dict[int, str] = {}
         known, met = self.state.keys(), self._met

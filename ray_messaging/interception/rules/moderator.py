@@ -33,7 +33,7 @@ _DIGEST_BYTES = 20  # finding two payloads with the same digest takes about 2**8
 
 
 class ModeratorCalls:
-    """Calls of a moderator. At most `concurrency` calls run at a time, and each may take `timeout_s`.
+    """Calls of a moderator. At most `concurrency` calls run at a time, and each may take at most `timeout_s` seconds.
 
     The time in which a call waits for another call to end is not limited. If a call is cancelled but catches the
     cancellation and goes on, it is abandoned. While `concurrency` abandoned calls run, further calls fail at once, so
@@ -49,8 +49,8 @@ class ModeratorCalls:
     async def run(self, rule: Rule, call: Callable[[], Awaitable[T]]) -> T:
         """Make a call of a rule, and return its result.
 
-        If `concurrency` calls are running, wait until one of them has ended. When a call ends, the code that waits for
-        its result goes on first, up to its next `await`. Then the next call begins.
+        If `concurrency` calls are running, wait until one of them has ended. The caller of the ended call first goes on
+        up to its next `await`. Then the waiting call begins.
 
         Raises: the call's own error; TimeoutError if the call takes too long, or if too many abandoned calls still run.
         """
@@ -187,7 +187,7 @@ class Moderator(SlowRule):
     def stats(self) -> dict[str, int]:
         """Return numbers of messages.
 
-        - `asked`: messages about which the callable was asked;
+        - `asked`: messages that needed a call of the callable;
         - `cached`: messages that got the cached verdict of an earlier call;
         - `shared`: messages that got the verdict of a call that was under way for an equal message;
         - `failed`: messages about which there was no valid answer;

@@ -61,7 +61,7 @@ class _Form(NamedTuple):
 
 
 class Endpoint:
-    """The connection to one model. The client is created when it is first used. An unpickled copy has no client."""
+    """The access to one model. The openai client is created at the first request, and is not pickled."""
 
     def __init__(
         self, model: str, base_url: str | None, api_key: SecretStr | None, retries: int, options: dict[str, Any]
@@ -126,7 +126,7 @@ class Endpoint:
         client = openai.AsyncOpenAI(
             api_key=key or "none", base_url=self._base_url, max_retries=self.retries, timeout=None
         )
-        _ = client.chat.completions  # imports the modules of openai that requests need, in this thread
+        _ = client.chat.completions  # imports the modules that requests need here, and not in the event loop's thread
         return client
 
     def _key(self) -> str | None:
@@ -229,13 +229,16 @@ def check_url(url: object, rule: str) -> str | None:
 def check_key(key: object, rule: str) -> SecretStr | None:
     """Return an API key as a secret, whose repr does not show it, or None if no key was given.
 
-    Raises: RuleError unless the key is a str without blanks.
+    Raises: RuleError unless the key is a str of visible ASCII characters, without blanks.
     """
     if key is None:
         return None
     secret = key if isinstance(key, SecretStr) else SecretStr(key if isinstance(key, str) else "")
     if not re.fullmatch(r"[\x21-\x7e]+", secret.get_secret_value()):
-        raise RuleError(f"api_key= must be a str without blanks, or left out: then {_ENV_KEY} is used", rule=rule)
+        raise RuleError(
+            f"api_key= must be a str of ASCII characters without blanks: correct it, or leave it out to use {_ENV_KEY}",
+            rule=rule,
+        )
     return secret
 
 
@@ -322,7 +325,7 @@ class OpenAIModerator(Moderator):
         return {**super().describe(), **settings, "retries": self._endpoint.retries}
 
     async def close(self) -> None:
-        """End calls as `Moderator.close` does, then close the client's connections."""
+        """Cancel the running calls, as `Moderator.close` does, then close the connections to the endpoint."""
         await super().close()
         await self._endpoint.close()
 
@@ -348,7 +351,10 @@ def read_verdict(text: str) -> Verdict:
     answer = text.rpartition("</think>")[2].strip()  # some models write their reasoning first
     found = {bool(verdict["allow"]): verdict for verdict in _objects(answer[:_ANSWER_CHARS])}
     if len(found) != 1 or len(answer) > _ANSWER_CHARS:
-        raise ValueError(f'the model gave no verdict like {{"allow": true, "reason": ""}}, but {answer[:100]!r}')
+        raise ValueError(
+            "the model gave no verdict, or several, or too long an answer: it must answer like "
+            f'{{"allow": true, "reason": ""}}, but its answer begins with {answer[:100]!r}'
+        )
     [(allow, verdict)] = found.items()
     reason = verdict.get("reason")
     reason = reason.strip()[:_REASON_CHARS] if isinstance(reason, str) else ""

@@ -30,7 +30,7 @@ FEW_ROWS = 8  # for up to this many rows, looking up each row is faster than ari
 def check_pair(pair: object, rule: str) -> Pair:
     """Return a pair with both ids in the form that messages have.
 
-    Raises: RuleError if it is not a pair, InvalidAddress if an id is not valid.
+    Raises: RuleError if `pair` is not a pair, InvalidAddress if an id is not valid.
     """
     if not isinstance(pair, tuple | list) or len(pair) != 2:
         raise RuleError(f"{pair!r} is not a pair: write (from_id, to_id), with None for any agent", rule=rule)
@@ -113,7 +113,7 @@ class PairIndex:
         return to_id is None or self._receivers.add((0, to_id))
 
     def candidates(self, from_ids: IdColumn, to_ids: IdColumn) -> list[int]:
-        """Return the numbers, ascending, of the rows that may match a pair. No other row matches one."""
+        """Return the numbers, ascending, of the rows that may match a pair. All other rows match no pair."""
         if self._everybody or len(from_ids) <= FEW_ROWS:
             return list(range(len(from_ids)))
         sender = from_ids.values.view(np.uint64) * _SPREAD_FROM
@@ -264,9 +264,9 @@ class PairTable:
         self._names = any(isinstance(end, str) for pair in listed for end in pair)
 
     def has(self, from_ids: IdColumn, to_ids: IdColumn) -> NDArray[np.bool_]:
-        """Return, for each of n pairs of sender and receiver, whether it is listed, as it is or with None for an agent.
+        """Return, for each of n pairs of sender and receiver, whether the pair matches a listed pair.
 
-        The result for a pair whose sender is the user is False.
+        None in a listed pair matches any agent. A pair whose sender is the user matches no listed pair.
         """
         if self._all:
             found = np.ones(len(from_ids), np.bool_)

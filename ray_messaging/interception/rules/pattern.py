@@ -47,7 +47,8 @@ _OWN: dict[str, Callable[[Any], object]] = {
 _decode = msgspec.json.Decoder().decode
 
 MASK = "***"
-# After this many messages of a batch have exceeded the time limit, the others fail at once, because other batches wait.
+# After this many messages of a batch have exceeded the time limit, the batch's later messages fail at once, because
+# other batches wait.
 _RUNAWAYS = 20
 _SHORT = 0.1  # CPU time is measured only after this fraction of the time limit has passed
 _LETTER = regex.compile(LETTER)
@@ -60,9 +61,9 @@ _ESCAPES = tuple((b"\\" + escape, b" ") for escape in (b"\\", b"n", b'"', b"t", 
 
 
 def plain(text: str, *, fold: bool) -> str:
-    """Return text in the Unicode normal form NFKC, without invisible characters.
+    """Return text in the Unicode normal form NFKC, without the invisible characters and marks in `_HIDDEN`.
 
-    With `fold`, it is also case-folded.
+    With `fold`, the text is also case-folded.
     """
     if text.isascii():
         return text.lower() if fold else text
@@ -86,8 +87,9 @@ def decoded(line: bytes) -> Any:  # noqa: ANN401 - JSON of any shape
 def visible_parts(payload: Any) -> Any:  # noqa: ANN401 - JSON of any shape
     """Return the parts of a payload that are searched.
 
-    From the dict of a Msg, the message class of AgentScope, the class, role, id and time are left out, if they have the
-    form that a Msg gives them. Any other payload is returned whole.
+    If the payload is the dict of a Msg (AgentScope's message class), the fields with the Msg's class, role, id and time
+    are left out. A field is left out only if its value has the form that a Msg gives it. Any other payload is returned
+    whole.
     """
     if not names_msg(payload):
         return payload
@@ -119,7 +121,7 @@ def replaced(value: Any, change: Callable[[str], str]) -> Any:  # noqa: ANN401 -
 
 
 class Word(NamedTuple):
-    """A word as the rule was given it, and the same word in the plain form that is searched for (see `plain`)."""
+    """A word as it was passed to the rule, and the same word in the form that is searched for (by function `plain`)."""
 
     given: str
     plain: str
@@ -154,11 +156,11 @@ class Words:
             self._by_part.append((max(text.split(), key=len), word))
 
     def may_hit(self, line: bytes) -> bool:
-        """Return whether a JSON text may contain a word. If this is False, it contains none."""
+        """Return whether a JSON text may contain a word. False means that the text certainly contains no word."""
         if not line.isascii():
             return True
         if b"\\" in line:
-            # A payload that is not JSON, or is one JSON string, is searched as one text.
+            # `decoded` also returns a str if the payload is not JSON. A backslash then begins no escape.
             if isinstance(decoded(line), str):
                 return True
             for escape, space in _ESCAPES:
@@ -302,7 +304,7 @@ class Pattern(Rule):
         for word in self._words.hits(plain(text, fold=self.ignore_case)):
             masked = _finder(word.plain, any_case=self.ignore_case).sub(MASK, masked)
         if self._words.hits(plain(masked, fold=self.ignore_case)):
-            # A word is still found when case is ignored, but its place is not known, so the whole text is masked.
+            # A word occurs in the case-folded text, but its place in `masked` is not known. So all the text is masked.
             return MASK
         for compiled in self._regexes:
             masked = clock.sub(compiled, masked)
@@ -317,8 +319,8 @@ class _Clock:
         self._began: tuple[float, float] | None = None
 
     def _left(self) -> float:
-        # The limit is on CPU time, as in the regex package. Otherwise messages would be blocked when the machine is
-        # busy.
+        # The limit is on CPU time, as in the regex package. With a limit on elapsed time, a busy machine would lead to
+        # blocked messages.
         now = time.perf_counter()
         if self._began is None:
             self._began = now, time.process_time()

@@ -71,7 +71,7 @@ class Sample(Rule):
         else:
             rows = np.arange(len(batch), dtype=np.uint64) if batch.numbers is None else batch.numbers.astype(np.uint64)
             mixed = self._start(batch.sender) + (rows + np.uint64(batch.first + 1)) * _GAMMA
-        # Here `mixed` is a start plus k times _GAMMA. The next lines make from it the k-th number of splitmix64.
+        # Here `mixed` is a start plus k times _GAMMA. The next lines turn it into the k-th random number of splitmix64.
         mixed = (mixed ^ (mixed >> np.uint64(30))) * _MIX_1
         mixed = (mixed ^ (mixed >> np.uint64(27))) * _MIX_2
         mixed ^= mixed >> np.uint64(31)

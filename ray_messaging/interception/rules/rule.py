@@ -48,7 +48,7 @@ def rewrite(payload: Payload, *labels: str) -> Verdict:
 
 
 def label(*labels: str) -> Verdict:
-    """Return the verdict that passes a message with labels. Its receiver and the event log see them."""
+    """Return the verdict that passes a message with labels. The receiver and the event log see the labels."""
     return Verdict(labels=labels)
 
 
@@ -165,7 +165,10 @@ class Rule:
         return [UNLIMITED] * len(senders)
 
     def new_round(self) -> None:
-        """Begin a new round: reset the counts that the rule keeps for each round. With steps, each step is a round."""
+        """Begin a new round: reset the counts that the rule keeps for each round.
+
+        In an experiment with steps, each step is a round.
+        """
 
     @property
     def has_rounds(self) -> bool:
@@ -287,8 +290,7 @@ class StepRule(Rule):
     """
 
     time_limit_s: float = SLOW_RULE_TIMEOUT_S
-    # A unique text, which the interceptor sets. It prevents that a later rule of the same name gets this
-    # rule's state.
+    # A unique text, which the interceptor sets, so that a later rule of the same name does not get this rule's state.
     admission: str = ""
 
     async def check_step(self, number: int, batch: Batch, exp_id: str) -> StepVerdicts:
@@ -305,5 +307,5 @@ class StepRule(Rule):
 
 
 def forces_all(rules: Iterable[Rule]) -> bool:
-    """Return whether some rule acts between steps, so that all groups must close a step before the next one begins."""
+    """Return whether any rule acts between steps. All groups must then close a step before the next step begins."""
     return any(isinstance(rule, StepRule) or rule.has_rounds for rule in rules)
