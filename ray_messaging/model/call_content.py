@@ -127,7 +127,7 @@ def _untold(place: str, value: object) -> ConfigError:
 
 
 class _Teller:
-    """Converter of values to lists, strs and numbers, which have only one encoding in msgpack and so can be hashed.
+    """Converter of values to lists, strs and numbers. Equal contents get equal encodings in msgpack, and equal hashes.
 
     Args: With `lenient`, objects other than plain values, functions and classes are left out.
     """

@@ -161,7 +161,7 @@ def _many_form(value: Any, place: Place) -> Any:  # noqa: ANN401 - a list, a tup
     if isinstance(value, list | tuple):
         if _EXACT_NUMBERS.issuperset(map(type, value)) and (
             not value or max(map(abs, value)) < _LARGE
-        ):  # the check pays, because most lists of numbers are short, such as the shape of an array
+        ):  # a list of ints and bools needs no conversion, and this check is quick, as such lists are mostly short
             return value
         return [_form(part, (place, at)) for at, part in enumerate(value)]
     # The members are sorted, because the order of a set differs between processes.

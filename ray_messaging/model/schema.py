@@ -43,7 +43,11 @@ class Schema:
         self._known: dict[tuple[str, ColumnType], tuple[str, Any]] = {}
 
     def misfits(self, payloads: Payloads) -> Iterator[Misfitting]:
-        """Yield a Misfitting for each payload that does not fit, but only one for a typed column of a wrong type."""
+        """Yield a Misfitting for each payload that does not fit.
+
+        If a typed column is missing, or has a name or a type that the schema does not allow, there is only one
+        Misfitting for the column.
+        """
         return self._of_columns(payloads) if isinstance(payloads, TypedColumns) else self._of_lines(payloads.json)
 
     def _of_lines(self, payloads: PayloadColumn) -> Iterator[Misfitting]:
