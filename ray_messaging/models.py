@@ -453,6 +453,7 @@ def _checked_key(key: str | pydantic.SecretStr | None) -> pydantic.SecretStr | N
     secret = key if isinstance(key, pydantic.SecretStr) else pydantic.SecretStr(key if isinstance(key, str) else "")
     if not re.fullmatch(r"[\x21-\x7e]+", secret.get_secret_value()):
         raise ConfigError(
-            f"api_key= must be a str of ASCII characters without blanks. If api_key= is left out, {_KEY} is used"
+            "api_key= must be a str of ASCII characters without blanks. If api_key= is left out, the variable "
+            f"{_KEY} is used"
         )
     return secret

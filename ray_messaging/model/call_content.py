@@ -212,8 +212,8 @@ class _Teller:
     def _made_by_library(self, function: FunctionType) -> list[Any]:
         """Convert a function that a library has made, such as a decorated function of the user.
 
-        If it has a `__wrapped__`, the wrapped function is included, and objects that belong to the decorator are left
-        out: for a decorator that retries, such an object may set the pauses between the tries.
+        If the function has a `__wrapped__`, the wrapped function is included, and objects that belong to the decorator
+        are left out: for a decorator that retries, such an object may set the pauses between the tries.
         """
         if (wrapped := getattr(function, "__wrapped__", None)) is None:
             return self._cells(function)
