@@ -39,9 +39,10 @@ class Chat:
     answer in time, the request is sent again, with the same Idempotency-Key.
 
     The number of requests that may be under way adapts to the server. It begins at 8, and grows by one with each answer
-    until the first 429 or timeout. Each 429 or timeout halves it. From then on the number n grows by one only after n
-    further answers. Requests that wait are sent in the order of their steps, and within a step in the order of their
-    texts, because servers cache the prefixes of prompts.
+    until the first 429 or timeout. A 429 or timeout halves the number, but requests that were under way together halve
+    it only once. From then on the number n grows by one only after n further answers. Requests that wait are sent in
+    the order of their steps, and within a step in the order of their prompts' texts, because servers cache the prefixes
+    of prompts.
 
     Args:
         model: The model's name.
@@ -128,9 +129,10 @@ class Chat:
         """Ask the model; return its answer.
 
         Args: `prompt` is the user's turn, or several turns as OpenAI has them: [{"role": "user", "content": "..."}].
-        Raises: ModelTimeout if no request was answered in time; AnswerUnfit if no answer fits the form; ModelFailed if
-        the server refuses the request, or cannot be reached during `patience` seconds; ConfigError if the server
-        refuses the key, or if the openai package is not installed.
+        Raises: ModelTimeout if the last request was not answered in time; AnswerUnfit if no answer has a text that fits
+        the form; ModelFailed if the server refuses the request, or answers 429 or 5xx or cannot be reached during
+        `patience` seconds; ConfigError if there is no key, or the server refuses it, or the openai package is not
+        installed.
         """
         turns = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else [dict(turn) for turn in prompt]
         if self.system is not None:
@@ -176,7 +178,7 @@ class Chat:
         Args: `turns` are the turns of the conversation, and `identity` is the Idempotency-Key. `order` is a text:
         requests that wait are sent in the ascending order of these texts.
         """
-        # Outside of steps, requests may come without an end. If they were sorted, some might wait forever.
+        # Outside of steps, new requests may always keep coming. If they were sorted, some might wait forever.
         meter = metering.get()
         step, order = (-1, "") if meter is None else (meter.step, order)
         line = await self._line()
@@ -257,7 +259,7 @@ class Chat:
             if (opening := self._opening.get(loop)) is None:
                 opening = self._opening[loop] = loop.create_task(self._open_line(loop), name="ray_messaging client")
                 opening.add_done_callback(lambda _: self._opening.pop(loop))
-            await asyncio.shield(opening)  # if this call is cancelled, others wait for the same client
+            await asyncio.shield(opening)  # if this call is cancelled, the task goes on, as other calls may need it
         return found
 
     async def _open_line(self, loop: asyncio.AbstractEventLoop) -> None:
@@ -312,8 +314,8 @@ class _Line(NamedTuple):
 class _Failure(NamedTuple):
     """Why a request failed.
 
-    With `may_pass` the request may succeed later. With `is_limit` too many requests were under way. `pause_s` is the
-    server's Retry-After, or None.
+    With `may_pass` the request may succeed later. `is_limit` is true for a 429 or a timeout, which mean that too many
+    requests were under way. `pause_s` is the server's Retry-After in seconds, or None.
     """
 
     text: str
@@ -324,11 +326,11 @@ class _Failure(NamedTuple):
 
 
 class _Window:
-    """Limit of the number of requests under way, which grows while the server answers and is halved when it refuses.
+    """Limit of the number of requests under way, which grows with answers and is halved by a 429 or a timeout.
 
     Until it is first halved, the limit grows by one with each answer. After that, when the limit is n, it grows by one
     only after n answers. It grows only while as many requests are under way as it allows. If several requests that
-    began before the same refusal are refused, the limit is halved once.
+    were under way together get a 429 or a timeout, the limit is halved once.
     """
 
     def __init__(self, most: int) -> None:
@@ -450,5 +452,8 @@ def _checked_key(key: str | pydantic.SecretStr | None) -> pydantic.SecretStr | N
         return None
     secret = key if isinstance(key, pydantic.SecretStr) else pydantic.SecretStr(key if isinstance(key, str) else "")
     if not re.fullmatch(r"[\x21-\x7e]+", secret.get_secret_value()):
-        raise ConfigError(f"api_key= must be a str without blanks, or left out: then {_KEY} is used")
+        raise ConfigError(
+            "api_key= must be a str of ASCII characters without blanks. If api_key= is left out, the variable "
+            f"{_KEY} is used"
+        )
     return secret

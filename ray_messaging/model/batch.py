@@ -99,7 +99,7 @@ class Batch(msgspec.Struct, eq=False, kw_only=True):
 
     @property
     def fold(self) -> Fold | None:
-        """Return the `Fold`, if each row represents pairs of sender and hearer, or None if each row is one message."""
+        """Return how rows represent several pairs of sender and hearer; None if each row is one message."""
         return None if self.extension is None else self.extension.fold
 
     @property
@@ -172,9 +172,9 @@ class Batch(msgspec.Struct, eq=False, kw_only=True):
         return tuple(sorted(name for name, rows in self.labels.items() if row in rows)) if self.labels else ()
 
     def column(self, name: str) -> NDArray[Any]:
-        """Return the named value of each payload. For typed columns the result is the column's own array.
+        """Return the values of one field of all payloads; for a typed column of numbers, the column's own array.
 
-        Raises: InvalidColumns if a payload has no such value; InvalidPayload if the batch has ids only.
+        Raises: InvalidColumns if a payload lacks the field `name`; InvalidPayload if the batch has only ids.
         """
         return column_of([part_of(self.lines)], name)
 

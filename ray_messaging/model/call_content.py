@@ -93,13 +93,13 @@ def told_by(function: object) -> tuple[int | None, object]:
 def content_digest_of(
     function: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any], uses: object = None
 ) -> str:
-    """Return a digest of all on which a call through `me.remember` depends.
+    """Return a digest of everything on which a call through `me.remember` depends.
 
-    Args: `uses` is the argument of `by_content`: it is digested in place of objects that the function uses and whose
-    content cannot be determined.
+    Args: `uses` is the argument of `by_content`: it is digested in place of the objects that the function uses, except
+    for plain values, functions and classes, which are still digested.
 
-    Raises: ConfigError if the content of an argument or of `uses` cannot be determined, or, without `uses`, that of an
-    object that the function uses.
+    Raises: ConfigError if the content of an argument or of `uses` cannot be determined. Without `uses`, also if the
+    content of an object that the function uses cannot be determined.
     """
     teller = _Teller(lenient=uses is not None)
     try:
@@ -127,7 +127,7 @@ def _untold(place: str, value: object) -> ConfigError:
 
 
 class _Teller:
-    """Converter of values to lists, strs and numbers, which have only one encoding in msgpack and so can be hashed.
+    """Converter of values to lists, strs and numbers. Equal contents get equal encodings in msgpack, and equal hashes.
 
     Args: With `lenient`, objects other than plain values, functions and classes are left out.
     """
@@ -142,7 +142,9 @@ class _Teller:
     def told(self, value: Any, place: str) -> Any:  # noqa: ANN401 - any value
         """Convert a value to lists, strs and numbers, such that equal contents become equal results.
 
-        Raises: ConfigError if the content cannot be determined. The error calls the value `place`.
+        Args: `place` is the name of the value in the error.
+
+        Raises: ConfigError if the content cannot be determined.
         """
         kind = type(value)
         if kind in _PLAIN:
@@ -210,8 +212,8 @@ class _Teller:
     def _made_by_library(self, function: FunctionType) -> list[Any]:
         """Convert a function that a library has made, such as a decorated function of the user.
 
-        The user's function that it wraps is included. Objects that belong to the decorator are left out: for a
-        decorator that retries, such an object may set the pauses between the tries.
+        If the function has a `__wrapped__`, the wrapped function is included, and objects that belong to the decorator
+        are left out: for a decorator that retries, such an object may set the pauses between the tries.
         """
         if (wrapped := getattr(function, "__wrapped__", None)) is None:
             return self._cells(function)
@@ -259,10 +261,10 @@ class _Teller:
         return found
 
     def _import(self, name: str, level: int, outside: Mapping[str, Any], names: set[str]) -> list[Any]:
-        """Convert a module that a function imports in its body; of a library, use only the name.
+        """Convert a module that a function imports in its body. For a library other than `os`, return only the name.
 
-        Args: `level` is the number of leading dots, `outside` the function's globals, and `names` the names in its
-        code.
+        Args: `level` is the number of leading dots of the import, `outside` has the function's globals, and `names` has
+        the names in the function's code.
         """
         package = outside.get("__package__")
         whole = resolve_name("." * level + name, package) if level and package else name
@@ -284,7 +286,7 @@ class _Teller:
             told += [msgspec.json.encode(schema(), order="deterministic"), *self._beside_schema(kind, place)]
             parts |= {name: part.wrapped for name, part in parts.items() if hasattr(part, "decorator_info")}
         else:
-            # A msgspec Struct keeps the default values of its fields here.
+            # Only a msgspec Struct has `__struct_defaults__`, the default values of its fields.
             told += [self._default(each, place) for each in getattr(kind, "__struct_defaults__", ())]
             return ["class", kind.__qualname__, told, self._members_of(kind, parts)]
         parts = {name: part for name, part in parts.items() if isinstance(part, _CODE)}
@@ -366,7 +368,7 @@ class _Teller:
                 0
             ] != "builtins":
                 return ["client", told, str(url)]
-            if kind.__module__ == "dataclasses":  # such as its marker of a field with a default_factory
+            if kind.__module__ == "dataclasses":  # such as the marker of a field with a default_factory
                 return told
             raise _untold(place, value)
         slots = [
@@ -417,7 +419,10 @@ def _is_installed(file: str) -> bool:
 
 
 def _is_of_library(module: str | None) -> bool:
-    """Return whether a module belongs to an installed library, and not to the user's own code."""
+    """Return whether a module is not the user's own: it is installed, or of the standard library or ray_messaging.
+
+    For an object without a module, `module` is None, and the result is True.
+    """
     if module is None or module.partition(".")[0] in (*sys.stdlib_module_names, "ray_messaging"):
         return True
     return _is_installed(getattr(sys.modules.get(module), "__file__", None) or "")
@@ -425,7 +430,7 @@ def _is_of_library(module: str | None) -> bool:
 
 @lru_cache(maxsize=10_000)
 def _is_found_in_library(module: str) -> bool:
-    """Return whether a module belongs to an installed library, without importing the module."""
+    """Return whether a module is not the user's own (see `_is_of_library`), without importing the module."""
     if _is_of_library(module):
         return True
     try:

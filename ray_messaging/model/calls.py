@@ -74,9 +74,9 @@ class CallRecord(msgspec.Struct, array_like=True, gc=False):
 class AgentAtCalls(NamedTuple):
     """An agent with unfinished calls through `me.remember`.
 
-    `waiting` of the `calls` wait for a limit, and the others are in flight. The first of these calls began `seconds`
-    ago. `hears` is how many agents wait for this agent before they begin the next step (None: all agents do), and
-    `named` has some of these waiting agents.
+    The agent has `calls` unfinished calls. `waiting` of them wait until a limit allows them to begin or to try again,
+    and the others are in flight. The first of these calls began `seconds` ago. `hears` is how many agents wait for this
+    agent before they begin the next step (None: all agents do), and `named` has some of these waiting agents.
     """
 
     agent: AgentId
@@ -89,9 +89,10 @@ class AgentAtCalls(NamedTuple):
 
 
 class CallsNow(NamedTuple):
-    """The calls of a group that are under way now, and how many of them wait for a limit.
+    """The number of a group's unfinished calls through `me.remember`, and how many of them wait.
 
-    `agents` are the agents that have waited longest.
+    A call waits until a limit allows it to begin, or to try again. `agents` are the agents whose unfinished calls
+    began first.
     """
 
     calls: int
@@ -116,7 +117,8 @@ def unbound(
 def encloses_anew(function: Callable[..., Any]) -> bool:
     """Return whether `function` was defined in a function that is running now, and uses outer values or defaults.
 
-    `me.remember(lambda: ask(prompt))` in a model is such a call: its key has the lambda's name, but not the prompt.
+    An example is the lambda in `me.remember(lambda: ask(prompt))`: the key of this call has the lambda's name, but not
+    the prompt.
     """
     if not any(getattr(function, name, None) for name in ("__closure__", "__defaults__", "__kwdefaults__")):
         return False
@@ -163,10 +165,7 @@ def json_text(value: object) -> str:
 
 
 def json_of(result: bytes) -> tuple[str, bytes | None]:
-    """Return an encoded result as JSON, and a second value.
-
-    The second value is the encoded result itself if the JSON loses something, and None if the JSON loses nothing.
-    """
+    """Return an encoded result as JSON, and the encoded result itself, or None if the JSON loses nothing of it."""
     text = json_text(decode_exactly(result))
     return text, None if _means(text, result) else result
 

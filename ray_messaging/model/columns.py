@@ -193,7 +193,8 @@ _NEWLINE = "this payload holds a msgspec.Raw with a newline: encode it without l
 def encode_payload(payload: object, limit_bytes: int) -> bytes:
     """Encode one payload: a dict, a Msg, or an object.
 
-    Raises: InvalidPayload if it is not a JSON object; PayloadTooLarge if it is above the limit.
+    Raises: InvalidPayload if the payload cannot become a JSON object; PayloadTooLarge if this JSON has more than
+    `limit_bytes` bytes.
     """
     line = encode_plain(payload) if type(payload) is dict else None
     if line is None:
@@ -315,9 +316,10 @@ class PayloadColumn(msgspec.Struct, eq=False):
 
     @classmethod
     def encode(cls, payloads: Sequence[object], limit_bytes: int) -> "PayloadColumn":
-        """Encode one payload per row in a single pass.
+        """Encode payloads, one for each row, in a single pass if possible.
 
-        Raises: InvalidPayload or PayloadTooLarge, which names the row.
+        Raises: InvalidPayload or PayloadTooLarge. The error names the row, but if a payload has a msgspec.Raw with a
+        newline, the error may not name it.
         """
         kinds = set(map(type, payloads))
         if kinds <= {dict} or (len(kinds) == 1 and is_native(*kinds)):
@@ -328,7 +330,7 @@ class PayloadColumn(msgspec.Struct, eq=False):
                 doubtful = text is None or (may_have_null(blob) and not all_finite(payloads))
             except _REFUSALS:
                 doubtful = True
-            if not doubtful:  # otherwise the code below encodes row by row, and an error names the row
+            if not doubtful:  # doubtful payloads are encoded row by row below, where an error names the row
                 made = cls(blob, len(payloads))
                 if _count(blob, 0) != len(payloads):
                     raise InvalidPayload(_NEWLINE)
@@ -352,7 +354,7 @@ class PayloadColumn(msgspec.Struct, eq=False):
 
     @property
     def blob(self) -> bytes:
-        """Return all lines as one blob, each with its newline. Raw lines have no newlines."""
+        """Return all lines as one blob, in which a newline follows each line, unless the lines are raw."""
         if self._blob is None:
             assert self._list is not None
             self._blob = b"".join(self._list) if self.raw else b"\n".join([*self._list, b""])
@@ -414,7 +416,10 @@ class PayloadColumn(msgspec.Struct, eq=False):
         return self._ends
 
     def pack(self) -> None:
-        """Make the blob, and drop the list of lines now, because it would be slow to free later."""
+        """Keep the lines only as a blob, unless they are raw.
+
+        The list of lines is dropped now, because a list would be slow to free later.
+        """
         if not self.raw:
             if self._blob is None:
                 self._blob = self.blob

@@ -82,12 +82,11 @@ def encode_pairs_exactly(pairs: Mapping[Any, Any], place: str) -> bytes:
 def kept_exactly(values: list[dict[Any, Any]], kinds: set[type], place: str) -> tuple[bytes, list[dict[Any, Any]]]:
     """Encode a list of dicts; return the bytes, and equal dicts that nobody else can change.
 
-    Errors call the list `place`.
-
     The returned dicts are `values` itself, if nothing else refers to a dict or list in it. Otherwise they are decoded
     from the bytes.
 
-    Args: `kinds` has the types of the dicts, because some may be of a subclass.
+    Args: `kinds` has the types of the dicts, because some may be of a subclass. `place` is the name of the list in
+    errors.
     Raises: InvalidPayload for a part that cannot be encoded exactly.
     """
     try:
@@ -127,11 +126,12 @@ def _examined(values: list[Any], kinds: set[type], *, may_loop: bool = False) ->
 
     All parts on the same level of nesting are checked together, which is many times as fast as a call for each part.
 
-    Args: `kinds` has the types of the values. With `may_loop`, a value may contain itself; then both results are False
-    as soon as a dict or list is used twice. Without it, the caller has encoded the values, so none contains itself.
+    Args: `kinds` has the types of the values. With `may_loop`, a value may contain itself, so if a dict or list is used
+    twice, both results are False. Without `may_loop`, the caller has encoded the values, so none contains itself.
     """
     level, alone = values, True
-    # Two objects may refer to each dict and list: the list `level`, and its one owner.
+    # A dict or list that is used once is referred to by two objects: by the list `level`, and by the dict or list that
+    # contains it.
     most = _LISTED + 1
     while True:
         within = kinds - _LEAVES
@@ -172,9 +172,9 @@ def _whole(value: Any, place: str) -> Any:  # noqa: ANN401 - any value
 
 
 def _form(value: Any, place: Place) -> Any:  # noqa: ANN401 - any part of a value
-    """Return a value in a form that msgpack encodes exactly. It has msgpack's extension types if needed.
+    """Return a value in a form that msgpack encodes exactly. The form has msgpack's extension types if needed.
 
-    Errors call the value `place`.
+    `place` is the name of the value in errors.
 
     Raises: InvalidPayload for a part that cannot be encoded exactly.
     """

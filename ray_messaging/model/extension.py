@@ -66,8 +66,8 @@ class Extension(msgspec.Struct, eq=False, kw_only=True):
     """Columns and fields of a batch of n messages that only steps, questions and audiences need.
 
     For steps: `attempt` is the sending group's attempt at the step (0: not in a step). `deliver` is the step in which
-    the messages are read (an int64 column, or one for all). `ordinal` (uint32) is the number of each message among
-    those that its from_id sends in the step.
+    the messages are read (an int64 column, or one int for all messages). `ordinal` (uint32) is the number of each
+    message among the messages that the same from_id sends in the step.
 
     For questions and answers: `in_reply_to` has the ids of the questions. `expects_answer` (bool) marks questions.
     `reply_mailbox` is the mailbox that gets the answers. `asked_outside` has, in a step, the questions from outside;
@@ -142,9 +142,9 @@ class Extension(msgspec.Struct, eq=False, kw_only=True):
         )
 
     def outside_of(self, rows: NDArray[np.intp]) -> AskedOutside:
-        """Return the questions from outside of the steps, by position in `rows`.
+        """Return the questions from outside of the steps that messages in some rows ask or answer.
 
-        They are the questions that stand in these rows, and those that messages in these rows answer.
+        The keys of the result are positions in `rows`.
         """
         return _rows_of(self.asked_outside, rows)
 

@@ -22,7 +22,7 @@ from ray_messaging.errors import InvalidPayload
 from ray_messaging.model.finite import MAYBE_NULL, NULL, parts_of
 from ray_messaging.model.places import NOTHING, Place, checked_text, shown
 
-SCALARS = frozenset((NOTHING, bool, int, float, str))  # JSON's types of values without parts; a float must be finite
+SCALARS = frozenset((NOTHING, bool, int, float, str))  # the types of JSON values without parts; floats must be finite
 _LISTS = frozenset((list, tuple))
 _EXACT_NUMBERS = frozenset((int, bool))
 _LARGE = 2**64
@@ -36,7 +36,7 @@ _TOO_LONG = 10**INT_DIGITS
 PLAIN = orjson.OPT_PASSTHROUGH_SUBCLASS | orjson.OPT_PASSTHROUGH_DATETIME | orjson.OPT_PASSTHROUGH_DATACLASS
 LARGE, MAYBE_LARGE, LINE_END = b"e+", ord("+"), ord("\n")
 _BETWEEN = b"},{"  # stands between two payloads in a list
-_MANY = 2**14  # from this size in bytes on, numpy is faster
+_MANY = 2**14  # for JSON texts of at least this many bytes, `plain_lines` is faster than `encode_lines`
 _PREFIX = "this payload cannot become JSON: "
 
 
@@ -161,7 +161,7 @@ def _many_form(value: Any, place: Place) -> Any:  # noqa: ANN401 - a list, a tup
     if isinstance(value, list | tuple):
         if _EXACT_NUMBERS.issuperset(map(type, value)) and (
             not value or max(map(abs, value)) < _LARGE
-        ):  # the check pays, because most lists of numbers are short, such as the shape of an array
+        ):  # a list of ints and bools needs no conversion, and this check is quick, as such lists are mostly short
             return value
         return [_form(part, (place, at)) for at, part in enumerate(value)]
     # The members are sorted, because the order of a set differs between processes.
@@ -178,7 +178,7 @@ def _many_form(value: Any, place: Place) -> Any:  # noqa: ANN401 - a list, a tup
 def _dict_form(found: dict[Any, Any], place: Place) -> dict[str, Any]:
     """Return a dict with strs as keys. Keys that are ints become strs; other keys raise InvalidPayload.
 
-    Errors call the dict `place`.
+    `place` is the name of the dict in errors.
     """
     made: dict[str, Any] = {}
     for key, part in found.items():
@@ -225,13 +225,16 @@ def _listed(value: Any, place: Place) -> Any:  # noqa: ANN401 - an array, or a n
             "value / numpy.timedelta64(1, 's')"
         )
     listed = value.tolist()
-    if isinstance(listed, np.generic):  # Python has no type for this value
+    if isinstance(listed, np.generic):  # a value for which Python has no type, such as a numpy.longdouble
         return _leaf(listed, place)
     return listed
 
 
 def _check_parts(value: Any, place: Place) -> None:  # noqa: ANN401 - a dataclass, a Struct, a pydantic object
-    """Raise InvalidPayload if JSON would change some part of an object, which the error calls `place`."""
+    """Raise InvalidPayload if JSON would change some part of an object, or cannot represent it.
+
+    `place` is the name of the object in the error.
+    """
     for name, part in parts_of(value).items():  # type: ignore[attr-defined]  # the parts of an object are a dict
         if _has_set(part):
             raise InvalidPayload(
@@ -277,7 +280,10 @@ def _missing_time(place: Place, verb: str) -> InvalidPayload:
 
 
 def _check_digits(number: int, place: Place, verb: str = "is") -> None:
-    """Raise InvalidPayload for a number with more digits than a reader accepts. The error calls the number `place`."""
+    """Raise InvalidPayload for a number with more digits than a reader accepts.
+
+    Args: `verb` connects the place and the number in the error's text: "is" for a value, "has the key" for a key.
+    """
     if not -_TOO_LONG < number < _TOO_LONG:
         raise InvalidPayload(
             f"{_PREFIX}{shown(place)} {verb} {short_repr(number)}, and a number in JSON has at most {INT_DIGITS:,} "
@@ -289,7 +295,7 @@ def _as_json(value: object) -> object:
     """Return the JSON value of an object whose type is common in simulations."""
     if isinstance(value, PathLike):
         return fspath(value)
-    if isinstance(value, date | time):  # such as an object of pandas' subclasses of these, which msgspec refuses
+    if isinstance(value, date | time):  # an object of a subclass that msgspec refuses, such as pandas.Timestamp
         return value.isoformat()
     if is_object(value):  # an object of pydantic: msgspec encodes all others itself
         return msgspec.Raw(encode_whole(value))
@@ -327,5 +333,5 @@ def encode_whole(payload: Any) -> bytes:  # noqa: ANN401 - of any type that has 
 _encoder = msgspec.json.Encoder(enc_hook=_as_json)
 encode_dict = _encoder.encode  # its callers do the other checks of `encode_payload` themselves
 encode_lines = _encoder.encode_lines
-# Python's own encoder refuses what would not decode to an equal value. msgspec also encodes bytes, sets and NaN.
+# Unlike msgspec, Python's own encoder refuses bytes, sets and NaN, which would not decode to equal values.
 strictly = json.JSONEncoder(allow_nan=False, default=_same).encode

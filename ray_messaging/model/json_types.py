@@ -37,7 +37,8 @@ _KNOWN = {
     *_IGNORED, *chain.from_iterable(BOUNDS.values()), "$ref", "allOf", "anyOf", "oneOf", "const", "enum", "type",
     "properties", "required", "additionalProperties", "items", "prefixItems",
 }  # fmt: skip
-# JSON Schema leaves open which texts have a format. Here these are the texts that the format's Python type accepts.
+# JSON Schema leaves open which texts are valid in a format. Here a text is valid if the format's Python type accepts
+# the text.
 FORMATS: dict[str, Any] = {
     "date-time": datetime, "date": date, "time": time, "duration": timedelta, "uuid": UUID, "decimal": Decimal
 }  # fmt: skip
@@ -62,12 +63,14 @@ class JsonTypes:
     def decoder(self, *, lists: bool = False) -> msgspec.json.Decoder[Any]:
         """Return a decoder of payloads that refuses what the schema does not allow.
 
-        With `lists` it decodes lists of payloads.
+        With `lists`, the decoder decodes lists of payloads.
 
         Raises: ConfigError if the schema does not describe JSON objects, or if msgspec cannot check it.
         """
         if self.top.get("type", "object") != "object" or not ({"type", "properties"} & self.top.keys()):
-            raise ConfigError("this schema does not describe JSON objects, which payloads are: use a class with fields")
+            raise ConfigError(
+                "this schema does not describe JSON objects, but all payloads are JSON objects: use a class with fields"
+            )
 
         def make() -> msgspec.json.Decoder[Any]:
             kind = self.type_of(self._schema, "")
@@ -77,7 +80,10 @@ class JsonTypes:
         return decoder
 
     def resolved(self, node: Node) -> Node:
-        """Follow a schema node's references (`$ref`), and return the node to which they lead, or the node itself."""
+        """Return the node to which a schema node leads by references (`$ref`); the node itself if it is no reference.
+
+        An `allOf` with only one schema is a reference, too.
+        """
         while "$ref" in node or len(node.get("allOf", ())) == 1:
             node = node["allOf"][0] if "$ref" not in node else self._defs[self._name(node["$ref"])]
         return node
@@ -193,7 +199,9 @@ def built(make: Callable[[], Any]) -> Any:  # noqa: ANN401 - a decoder, or a typ
     except (TypeError, ValueError, KeyError) as error:
         if isinstance(error, ConfigError):
             raise
-        raise ConfigError(f"senders cannot check this schema: {error}. Leave this part out") from error
+        raise ConfigError(
+            f"senders cannot check this schema: {error}. Leave out the part of the schema that causes this error"
+        ) from error
 
 
 def described(kind: Any) -> bytes:  # noqa: ANN401 - a type, or a JSON Schema
@@ -209,7 +217,7 @@ def described(kind: Any) -> bytes:  # noqa: ANN401 - a type, or a JSON Schema
     except ConfigError:
         raise
     except Exception as error:
-        why = str(error).partition("\n")[0].partition(". ")[0]  # the rest is advice for authors of types
+        why = str(error).partition("\n")[0].partition(". ")[0]  # the later sentences are advice for authors of types
         raise ConfigError(
             f"{kind!r} has no JSON Schema ({why}): give a pydantic model, a Struct or a dataclass"
         ) from error

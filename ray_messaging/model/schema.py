@@ -43,7 +43,11 @@ class Schema:
         self._known: dict[tuple[str, ColumnType], tuple[str, Any]] = {}
 
     def misfits(self, payloads: Payloads) -> Iterator[Misfitting]:
-        """Yield a Misfitting for each payload that does not fit, but only one for a typed column of a wrong type."""
+        """Yield a Misfitting for each payload that does not fit.
+
+        If a typed column is missing, or has a name or a type that the schema does not allow, there is only one
+        Misfitting for the column.
+        """
         return self._of_columns(payloads) if isinstance(payloads, TypedColumns) else self._of_lines(payloads.json)
 
     def _of_lines(self, payloads: PayloadColumn) -> Iterator[Misfitting]:
@@ -78,8 +82,8 @@ class Schema:
     def _check_of(self, name: str, kind: ColumnType) -> tuple[str, Any]:
         """Compare a column's type with the schema.
 
-        Returns: the reason why no value can fit ("": some may), and the type to which each value must be converted as a
-        check (None: the values need no check).
+        Returns: the reason why no value can fit ("" if a value may fit), and the type to which each value must be
+        converted as a check (None if the values need no check).
         """
         types, node = self._types, self._properties.get(name, self._others)
         if node is False:
@@ -131,7 +135,7 @@ _LIMITS = {"const", "enum", "prefixItems", *BOUNDS["number"], *BOUNDS["string"]}
 
 
 def _is_bound(types: JsonTypes, node: Node) -> bool:
-    """Return whether a node of a schema has constraints besides the type."""
+    """Return whether a node of a schema has constraints besides the type and the number of items."""
     items = node.get("items")
     return bool(_LIMITS & node.keys()) or (isinstance(items, Mapping) and _is_bound(types, types.resolved(items)))
 

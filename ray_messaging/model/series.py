@@ -38,8 +38,8 @@ def encode_rows(agents: NDArray[Any], columns: Mapping[str, Values]) -> bytes:
     for name in columns:
         if type(name) is not str or not name or name in TAKEN or not is_text(name):
             raise UnfitValue(
-                f"collect returned the column name {name!r}: a column name must be a str, and none of the reserved "
-                f"names {', '.join(TAKEN)}"
+                f"collect returned the column name {name!r}: a column name must be a str of valid Unicode, not empty, "
+                f"and none of the reserved names {', '.join(TAKEN)}"
             )
     found = {name: column_of(name, columns[name]) for name in sorted(columns)}
     ids = np.ascontiguousarray(agents).data if agents.dtype != object else agents.tolist()

@@ -54,7 +54,8 @@ def column_of(name: str, values: Values) -> tuple[str, NDArray[Any] | list[str]]
                 if not text.isascii() and not is_text(text):
                     raise _unfit(name, text, place)
             return kind, plain
-        # If a column also has floats, numpy would round large whole numbers without a warning.
+        # Large whole numbers are refused: in a column with floats, numpy would round them without a warning. The floats
+        # may also come from another group.
         whole = plain if kinds == {int} else [value for value in plain if type(value) is int] if int in kinds else []
         if not whole or (min(whole) >= -MOST_EXACT and max(whole) <= MOST_EXACT):
             return kind, np.array(plain, np.bool_ if kind == "bool" else np.float64 if float in kinds else np.int64)

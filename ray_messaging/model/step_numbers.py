@@ -15,7 +15,9 @@ def check_step_number(step: object) -> int:
 def step_count(call: str, given: object, least: int) -> int:
     """Return `given`, a number of steps or a step's number, as an int.
 
-    Raises: ConfigError, which names the call `call`, unless it is a whole number of at least `least`.
+    Args: `call` is the name of the function that the user called, for the error.
+
+    Raises: ConfigError unless `given` is a whole number of at least `least`.
     """
     if (number := whole_number(given)) is None or number < least:
         raise ConfigError(f"{call}({given!r}) needs a whole number of at least {least}")

@@ -209,7 +209,7 @@ def test_a_form_may_have_fields_with_the_names_of_keywords():
         ({"model": ""}, "must be the name of a model"),
         ({"form": dict}, "derives from pydantic.BaseModel"),
         ({"base_url": "host/v1"}, "write http"),
-        ({"api_key": "a b"}, "str without blanks"),
+        ({"api_key": "a b"}, "must be a str of ASCII characters without blanks"),
         ({"timeout": 0}, "timeout=0 must be above 0"),
         ({"concurrency": 0}, "concurrency=0 must be at least 1"),
     ],

@@ -183,7 +183,8 @@ def array_of(values: list[Any]) -> NDArray[Any]:
 def _family(kind: type) -> type:
     """Return the family of a type.
 
-    numpy does not change values when all of them are of one family, unless this family is str or list.
+    numpy does not change values when all of them are of one family, with these exceptions: values of the families str
+    and list may change, and if a list has floats, numpy rounds large whole numbers (see `is_rounded`).
     """
     return next((family for family, kinds in _FAMILIES.items() if issubclass(kind, kinds)), kind)
 
@@ -197,7 +198,7 @@ def _kinds(vector: Any) -> set[type]:  # noqa: ANN401 - a list, a tuple or an ar
 def exact_array(value: Any, place: str) -> NDArray[Any]:  # noqa: ANN401 - what a user keeps
     """Return a value as an array; raise TypeError if the array would differ from the value.
 
-    The error calls the value `place`.
+    `place` is the name of the value in the error.
     """
     found = np.asarray(value, order="C")
     if found.dtype.hasobject or found.dtype.names is not None:
@@ -217,7 +218,9 @@ def exact_array(value: Any, place: str) -> NDArray[Any]:  # noqa: ANN401 - what 
         listed = " and ".join(sorted(kind.__name__ for kind in kinds))
         raise TypeError(f"{place} has values of the types {listed}: use one type")
     if found.dtype.kind in "US" and any(text[-1:] in ("\0", b"\0") for text in given):
-        raise TypeError(f"{place} has a str that ends with a null character, which numpy would cut off")
+        raise TypeError(
+            f"{place} has a text that ends with a null character, which numpy would cut off: remove the null character"
+        )
     return found
 
 
@@ -251,8 +254,8 @@ def _of_numbers(array: NDArray[Any]) -> NumberColumn:
         )
     if not 1 <= array.ndim <= 2 or (array.ndim == 2 and not array.shape[1]):
         raise InvalidColumns(
-            f"an array of the shape {array.shape} cannot be sent: use (n,), or for vectors of k numbers (n, k), with k "
-            "at least 1"
+            f"an array of the shape {array.shape} cannot be sent: use the shape (n,), or (n, k) for vectors of k "
+            "numbers, with k at least 1"
         )
     # The array is copied, because the caller may change its own before the copy is sent. The copy is read-only, because
     # rules get the same copy that is sent.
@@ -262,10 +265,13 @@ def _of_numbers(array: NDArray[Any]) -> NumberColumn:
 
 
 def _texts(array: NDArray[Any]) -> list[str]:
-    """Return the strings of an array of strings or objects."""
+    """Return the strings of an array of strings or objects; raise InvalidColumns if they cannot be a column."""
     if array.ndim != 1:
         if array.dtype != object:
-            raise InvalidColumns(f"strings of the shape {array.shape} cannot be sent: use (n,)")
+            raise InvalidColumns(
+                f"an array of strings of the shape {array.shape} cannot be sent: use the shape (n,), with one string "
+                "per row"
+            )
         kinds = [{*map(type, np.ravel(row).tolist())} for row in array]
         row = next((row for row, found in enumerate(kinds) if len(found) > 1 or found != kinds[0]), 0)
         raise _unlike_vectors(row, array.tolist())

@@ -35,11 +35,12 @@ def _typed(part: Part, name: str) -> TypedColumn | None:
 
 
 def column_of(parts: Sequence[Part], name: str) -> NDArray[Any]:
-    """Return the named value of each payload as an array.
+    """Return the values of one field, `name`, of all payloads as an array.
 
-    If the payloads are JSON, numbers or bools become an array of that type. Other values become an array of objects.
+    From JSON payloads, numbers become an array of numbers, and bools an array of bools. Other values become an array of
+    objects.
 
-    Raises: InvalidColumns if a payload has no such value.
+    Raises: InvalidColumns if a payload lacks the field, or if the values have different shapes.
     """
     arrays, low = [], 0
     for part in parts:
@@ -70,9 +71,10 @@ def _value(line: bytes, name: str, row: int) -> Any:  # noqa: ANN401 - JSON of a
 
 
 def _joined(arrays: Sequence[NDArray[Any]]) -> NDArray[Any]:
-    """Join arrays.
+    """Concatenate arrays.
 
-    The result is an array of objects if there are both bools and numbers, or if no type can hold all whole numbers.
+    The result is an array of objects if there are both bools and numbers, or if no type can hold all whole numbers
+    exactly.
     """
     if len(arrays) == 1:
         return arrays[0]
