@@ -77,7 +77,7 @@ def check_leaving(agents: AgentSet, record: MailboxRecord, target: str | None) -
     if missing:
         agent = next(iter(missing))
         raise UnknownName(
-            f"group {record.mailbox!r} hosts no agent {agent!r}, so the agent cannot leave it",
+            f"group {record.mailbox!r} hosts no agent {agent!r}, so the agent cannot leave it: leave this agent out",
             kind="agent",
             value=agent,
         )

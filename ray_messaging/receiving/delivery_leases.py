@@ -19,8 +19,8 @@ from ray_messaging.transports.cursors import AckRange, order
 
 # The most seconds between two checks of a waiting fetch for leases that have ended because `lease_s` is over.
 _LOOK_S = 1.0
-# The most returned leases that are remembered. They are remembered because Ray may repeat the call that returned a
-# lease. At most this many holders are remembered, too.
+# At most this many returned leases are remembered, because Ray may repeat the call that returned a lease. At most this
+# many holders are remembered, too.
 _RETURNED = 10_000
 
 
@@ -122,7 +122,7 @@ class DeliveryLeases:
         self._lease_s = lease_s
         self._leases: dict[tuple[str, int], _Lease] = {}  # the leases of this process, by name
         # With the next two fields, a fetch need not check all leases.
-        self._next_due = math.inf  # no lease ends before this time; leases whose answer was lost are not included
+        self._next_due = math.inf  # no lease ends before this loop time, apart from the leases in `_lost`
         self._lost: dict[tuple[str, int], _Lease] = {}
         self._returned = OnceByCall[tuple[str, int], None](most=_RETURNED)
         # A holder is not forgotten while it fetches, or while the answer to its last fetch may be lost.
@@ -350,10 +350,10 @@ class DeliveryLeases:
         return None
 
     def _note_lost(self, holder: _Holder, received: int, number: int) -> None:
-        """Let the messages that a holder fetched, but never confirmed to have got, be delivered again.
+        """Mark leases whose answer never reached the holder as lost, so that their messages are delivered again.
 
-        Args: fetches 1 to `number` are looked at. `received` is the number of the holder's last fetch with
-        commit="acked" whose answer has arrived at the holder.
+        Args: the leases of the holder's fetches 1 to `number` are checked. `received` is the number of the holder's
+        last fetch with commit="acked" whose answer has arrived at the holder.
         """
         for key, lease in [*holder.unsure.items()]:
             if lease.asked <= number:

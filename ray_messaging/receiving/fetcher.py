@@ -47,7 +47,7 @@ class FetchGate:
     """Exclusive access to a messager's messages, for one transaction at a time.
 
     `state` is the mailbox's state, as the last transaction left it. If the outcome of the last transaction is unknown,
-    the next caller first asks the server for the outcome.
+    the next call of `wait_free` asks the server for the outcome.
     """
 
     def __init__(self, inbox: Inbox) -> None:

@@ -240,7 +240,7 @@ class Tracer:
     def start(self, name: str, parent: Context, kind: SpanKind, since: float | None = None, messages: int = 0) -> Span:
         """Start a span. `since` is its beginning in unix seconds (None: now).
 
-        Args: `messages` is the number of messages that the span records (0: none is recorded).
+        Args: `messages` is the number of messages that the span records (0: no number is recorded).
         """
         begin = None if since is None else int(since * 1e9)
         facts = self._facts | ({"messaging.batch.message_count": messages} if messages else {})
