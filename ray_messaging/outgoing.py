@@ -18,10 +18,10 @@ class Outgoing:
     """One message to send, or one payload for many recipients.
 
     Build it with a channel, or with `to_agent` or `to_agents` for recipients. Ids are checked at once; a channel is
-    checked when the message is sent. If from_id is None or left out, the user, who is the person outside of the
-    simulation, is the sender. If a group is to send the message, from_id must be given. The channel of an agent names
-    the recipient, so `to_id` may be left out. On a channel that belongs to no agent, `to_id` is only recorded as the
-    recipient.
+    checked when the message is sent. If from_id is None, the sender is the user: the person outside of the simulation.
+    If from_id is left out, the sender is also the user, but a group refuses to send the message. The channel of an
+    agent names the recipient, so `to_id` may be left out. On a channel that belongs to no agent, `to_id` is only
+    recorded as the recipient.
 
     Raises: InvalidAddress for an invalid id, or for a channel that is not a str.
     """

@@ -30,7 +30,7 @@ class PairFates(NamedTuple):
 
 
 class Addresses(NamedTuple):
-    """The recipients of messages, and the messages' topics: a list of topics, and for each message an index into it."""
+    """The recipients and the topics of messages. `topic` has each message's index into `topics` (None: always 0)."""
 
     to_ids: IdColumn
     topics: tuple[str, ...]
@@ -38,9 +38,10 @@ class Addresses(NamedTuple):
 
 
 class Outcome:
-    """The fates of one batch: `codes` has a byte for each row, an index into FATES, or UNKNOWN if it has no fate yet.
+    """The fates of the messages of one batch.
 
-    If `pairs` is given, each row is a broadcast, and `pairs` counts the hearers of each broadcast by fate.
+    `codes` has one byte for each row: an index into FATES, or UNKNOWN while the row has no fate. If `pairs` is set,
+    each row is a broadcast, and `pairs` has the number of hearers that got it, and of hearers that have no mailbox.
     """
 
     __slots__ = (
@@ -281,7 +282,7 @@ class Receipts(Sequence[Receipt]):
         return IS_SENT[self.codes]
 
     def counts(self) -> dict[str, int]:
-        """Count the sends by fate, which is what became of each, such as "delivered".
+        """Return the number of sends with each fate. A fate is what became of a send, such as "delivered".
 
         Every fate is a key; `unknown` is a key only if some fates are not known.
         """

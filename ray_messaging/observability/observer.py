@@ -21,7 +21,7 @@ class Observer:
     def batch_sent(self, fates: NDArray[np.uint8], seconds: float) -> None:
         """Observe that all messages of a batch have a fate, `seconds` after the first one was accepted.
 
-        Args: `fates` are indices into `fates.FATES`. A larger index means that the fate is unknown.
+        Args: `fates` are indices into `ray_messaging.model.fates.FATES`. A larger index means that the fate is unknown.
         """
 
     def messages_blocked(self, rule: str, messages: int) -> None:

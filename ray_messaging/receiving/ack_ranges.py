@@ -55,7 +55,7 @@ def spans_in(slices: Iterable[Slice], mailbox: str) -> list[Span]:
             else:
                 spans.append(Span(origin.entry, low, high, batch.rows, origin.loan))
         elif origin is not None and origin.mailbox == answer_mailbox(mailbox):
-            continue  # a late answer came through the mailbox for answers, where messages need no acknowledgement
+            continue  # a late answer, which came through the mailbox for answers, needs no acknowledgement
         elif origin is not None or not batch.sender.startswith(FOREIGN_SENDER):
             if origin is None:
                 why = "it comes from no fetch, or was pickled on its own after its fetch"

@@ -56,7 +56,7 @@ logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 Mask = NDArray[np.bool_]
-_NEWS_S = 1.0  # the longest time that one call waits for the server to report a change of the steps
+_NEWS_S = 1.0  # how many seconds one call waits, at most, for the server to report a change of the steps
 
 
 def check_leaving(agents: AgentSet, record: MailboxRecord, target: str | None) -> None:
@@ -77,7 +77,7 @@ def check_leaving(agents: AgentSet, record: MailboxRecord, target: str | None) -
     if missing:
         agent = next(iter(missing))
         raise UnknownName(
-            f"group {record.mailbox!r} hosts no agent {agent!r}, so the agent cannot leave it",
+            f"group {record.mailbox!r} hosts no agent {agent!r}, so the agent cannot leave it: leave this agent out",
             kind="agent",
             value=agent,
         )
@@ -200,7 +200,11 @@ class AgentMover:
         records, target, version = self._directory.records, self._target, self._directory.version
         here, there = records.get(self._source), None if target is None else records.get(target)
         if here is None or not here.exclusive:
-            raise UnknownName(f"there is no group {self._source!r} with agents", kind="group", value=self._source)
+            raise UnknownName(
+                f"there is no group {self._source!r} with agents: call this method of the group that hosts the agents",
+                kind="group",
+                value=self._source,
+            )
         if target is not None and (there is None or not there.exclusive):
             self._refuse(MoveOutcome.GONE)
         check_leaving(self._agents, here, target)
@@ -399,7 +403,7 @@ class UnreadMessages:
                         self._unfolder.add(staying)
                     unread = self._frames(attempt, agents, commits.in_flight.copy(), aside)
                     move = partial(self._transport.moves.move, attempt._replace(unread=unread))
-                    # Until the server answers, it is unknown in which mailbox the agents are.
+                    # The call is repeated until the server answers. Before that, nobody knows where the agents are.
                     found = await _persist(move, FULL_MAILBOX_RETRY, f"agents are leaving {self._name}")
                     if found.outcome is MoveOutcome.DONE:
                         pass_over(commits.in_flight, aside)

@@ -80,13 +80,14 @@ class InFlight:
         self._by_entry: dict[str, EntryRows] = {}
         self._starts: list[int] = []
         self._ends: list[int] = []
-        # How many rows the intervals from `_starts` to `_ends` have. They are the acknowledged rows after the cursor.
+        # The number of rows that were taken, are after the cursor, and are acknowledged. `_starts` and `_ends` have
+        # their intervals.
         self.apart = 0
 
     def copy(self) -> "InFlight":
         """Return a copy.
 
-        If it later replaces this object, rows that were taken after the copy was made count as not taken.
+        If the copy later replaces this object, rows that were taken after the copy was made count as not taken.
         """
         made = copy(self)
         made.ahead, made._known = deque(self.ahead), [*self._known]
@@ -110,7 +111,7 @@ class InFlight:
 
     @property
     def waiting_bytes(self) -> int:
-        """Return the size of the frames after the cursor of which all rows were taken."""
+        """Return the size, in bytes, of all frames whose rows were all taken, but are not all before the cursor."""
         return sum(part.nbytes for part in self._parts[self._head :])
 
     def take(self, entry: str, low: int, high: int, whole: bool, nbytes: int) -> None:  # noqa: FBT001 - a hot path
@@ -225,7 +226,9 @@ class InFlight:
                 left.append(part)
                 continue
             low, high = self.numbers(part.batch.origin.entry, part.low, part.high)
-            offset = part.high - high  # Only rows at the beginning of the frame can be before the cursor.
+            # A row's index in the frame is its number + `offset`. Only the frame's first rows can be before the cursor,
+            # and so have no number.
+            offset = part.high - high
             k = bisect_right(self._ends, low)
             while low < high:
                 start = self._starts[k] if k < len(self._starts) else high
@@ -237,9 +240,10 @@ class InFlight:
         return left
 
     def ack_ahead(self, found: AckRange) -> bool:
-        """Acknowledge a range of rows that were not taken yet.
+        """Acknowledge a range of rows that were not taken yet; return whether the range is acknowledged now.
 
-        Return False, and do nothing, if some of these rows were taken already.
+        Return False, and do nothing, if some of these rows were taken already, unless they were skipped because the
+        range had been acknowledged before.
         """
         low, high = place(found.after), place(found.end)
         if low >= high or any(place(one.after) <= low and high <= place(one.end) for one in self._known):
@@ -378,7 +382,7 @@ class Commits:
         )
         if fetched:
             done.cursor = flight.cursor
-            # If this is false, the server has no ranges, and there are none to write.
+            # If the condition is false, the server has no acknowledged ranges, and there are no ranges to write.
             if self._ranges_stored or flight.apart or flight.ahead:
                 done.acks = flight.acks()
                 self._ranges_stored = True  # it becomes False only when the server has confirmed a write without ranges
@@ -435,7 +439,7 @@ def too_many(mailbox: str, messages: int) -> CommitFailed:
     """Build the error for acknowledgements in too many separate ranges."""
     return CommitFailed(
         f"{messages:,} messages of {mailbox!r} are not acknowledged: at most {MOST_RANGES:,} separate ranges of "
-        "messages can be acknowledged before older messages are. Acknowledge the older messages first, or fetch "
+        "messages can be acknowledged while older messages are not. Acknowledge the older messages first, or fetch "
         "fewer messages at a time",
         group=mailbox,
         messages=messages,

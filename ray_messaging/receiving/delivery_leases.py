@@ -17,10 +17,10 @@ from ray_messaging.receiving.call_checks import CommitMode
 from ray_messaging.receiving.fetcher import Fetcher
 from ray_messaging.transports.cursors import AckRange, order
 
-# How many seconds a waiting fetch waits between two checks for leases that other callers have given up.
+# The most seconds between two checks of a waiting fetch for leases that have ended because `lease_s` is over.
 _LOOK_S = 1.0
-# The most returned leases that are remembered. They are remembered because Ray may repeat the call that returned a
-# lease. At most this many holders are remembered, too.
+# At most this many returned leases are remembered, because Ray may repeat the call that returned a lease. At most this
+# many holders are remembered, too.
 _RETURNED = 10_000
 
 
@@ -90,7 +90,7 @@ class _Lease:
     runs: list[tuple[int, int]]  # the numbers of the rows, as the mailbox's `InFlight` counts them
     rows: int  # the number of unacknowledged rows
     asked: int  # the number of the fetch that returned this lease, counted by its holder
-    # Whether the lease is committed by acknowledgements alone; otherwise the holder's next fetch commits it.
+    # True: only acknowledgements commit the lease. False: the holder's next fetch commits it, too.
     acked: bool
     lost: bool = False  # whether the answer with this lease never reached the holder
 
@@ -122,7 +122,7 @@ class DeliveryLeases:
         self._lease_s = lease_s
         self._leases: dict[tuple[str, int], _Lease] = {}  # the leases of this process, by name
         # With the next two fields, a fetch need not check all leases.
-        self._next_due = math.inf  # no lease ends before this time; leases whose answer was lost are not included
+        self._next_due = math.inf  # no lease ends before this loop time, apart from the leases in `_lost`
         self._lost: dict[tuple[str, int], _Lease] = {}
         self._returned = OnceByCall[tuple[str, int], None](most=_RETURNED)
         # A holder is not forgotten while it fetches, or while the answer to its last fetch may be lost.
@@ -146,7 +146,7 @@ class DeliveryLeases:
     def held(self) -> list[HeldByHandle]:
         """Return, for each handle, how many messages it holds, and how many it has held for too long.
 
-        Messages that a handle gave up are not counted.
+        Messages that a handle gave up are not counted, and neither are messages that never reached the handle.
         """
         now, since = asyncio.get_running_loop().time(), defaultdict[str, list[tuple[float, int]]](list)
         for lease in self._leases.values():
@@ -276,10 +276,10 @@ class DeliveryLeases:
 
         Return the new token (None: no messages) and the messages.
         """
-        options = options._replace()  # the identity of this new object stands for this fetch
+        options = options._replace()  # a new object, so that `is` tells this fetch from other fetches
         known = self._holder(holder)
         newest = known.abandoned if known.fetch is None else max(known.abandoned, known.fetch.number - 1)
-        if options.number <= newest:  # the holder ended this fetch before it arrived
+        if options.number <= newest:  # the holder ended this fetch, or sent a newer one, before this fetch arrived
             return None, self._fetcher.messages([])
         if known.fetch is not None:
             self._fetcher.inbox.wake()  # this ends an earlier fetch of the same holder
@@ -350,10 +350,10 @@ class DeliveryLeases:
         return None
 
     def _note_lost(self, holder: _Holder, received: int, number: int) -> None:
-        """Let the messages that a holder fetched, but never confirmed to have got, be delivered again.
+        """Mark leases whose answer never reached the holder as lost, so that their messages are delivered again.
 
-        Args: fetches 1 to `number` are looked at. `received` is the number of the holder's last fetch with
-        commit="acked" whose answer has arrived at the holder.
+        Args: the leases of the holder's fetches 1 to `number` are checked. `received` is the number of the holder's
+        last fetch with commit="acked" whose answer has arrived at the holder.
         """
         for key, lease in [*holder.unsure.items()]:
             if lease.asked <= number:
@@ -413,7 +413,7 @@ class DeliveryLeases:
         return self._fetcher.commits.in_flight.unacked(lease.slices)
 
     def _enter(self, slices: list[Slice], holder: _Holder, options: FetchOptions) -> _Lease:
-        """Make a lease of messages, given as slices of batches, for a holder, as the answer to its fetch."""
+        """Lease the messages in `slices` to a holder, as the answer to the fetch with these options."""
         self._last += 1
         flight = self._fetcher.commits.in_flight
         origins = [(part.batch.origin, part) for part in slices]

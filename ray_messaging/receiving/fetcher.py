@@ -47,7 +47,7 @@ class FetchGate:
     """Exclusive access to a messager's messages, for one transaction at a time.
 
     `state` is the mailbox's state, as the last transaction left it. If the outcome of the last transaction is unknown,
-    the next caller first asks the server for the outcome.
+    the next call of `wait_free` asks the server for the outcome.
     """
 
     def __init__(self, inbox: Inbox) -> None:
@@ -96,7 +96,9 @@ class FetchGate:
             raise
 
     def conclusion(self, state: bytes | None, *, sends: bool) -> Conclusion | None:
-        """Return the transaction's changes of the mailbox, or None if it has fetched, changed and sent nothing.
+        """Acknowledge the transaction's messages; return its changes of the mailbox.
+
+        Return None if the transaction has fetched, changed and sent nothing.
 
         Args: `sends` says that the transaction sends messages.
         """
@@ -118,9 +120,9 @@ class FetchGate:
         self._ended.set()
 
     def commit(self, conclusion: Conclusion | None) -> None:
-        """End the transaction, after the server has written `conclusion`, the changes that it makes to the mailbox.
+        """End the transaction, after the server has written its changes.
 
-        Args: `conclusion` is None if there was nothing to write.
+        Args: `conclusion` has the changes of the mailbox; None: there was nothing to write.
         """
         self._inbox.discard_kept()
         if conclusion is not None and self._commits is not None:
@@ -130,7 +132,7 @@ class FetchGate:
         self._ended.set()
 
     def resolve_later(self, conclusion: Conclusion, was_committed: Callable[[], Awaitable[bool]]) -> None:
-        """End the transaction, whose outcome is unknown. The next caller asks `was_committed` for the outcome."""
+        """End the transaction, whose outcome is unknown. The next `wait_free` asks `was_committed` for the outcome."""
         commits, self._commits = self._commits, None
 
         async def find_out() -> None:
@@ -148,9 +150,9 @@ class FetchGate:
 class Iteration(AsyncIterator[Message]):
     """Iterator over messages. A message counts as being handled until the next message is requested.
 
-    When a `for` block is left, Python frees this iterator at once, so a message that is sent after the block does not
-    count as caused by the last message of the loop. A generator in place of this class would not end until later, and
-    it could not be used again after a cancelled request.
+    When an `async for` block is left, Python frees this iterator at once, so a message that is sent after the block
+    does not count as caused by the last message of the loop. A generator in place of this class would not end until
+    later, and it could not be used again after a cancelled request.
     """
 
     def __init__(self, next_one: Callable[[], Awaitable[Message]]) -> None:
@@ -236,7 +238,8 @@ class Fetcher:
         if not (type(timeout) is float and 0.0 <= timeout < math.inf):
             check_timeout(timeout)
         if self._commits is None and self.unavailable is None and timeout == 0:
-            # AgentSociety's loops may poll before they have subscribed, and must let other tasks run.
+            # Programs written for AgentSociety, a simulator, may poll in a loop before they have subscribed. Such a
+            # poll raises no error, and lets other tasks run.
             await asyncio.sleep(0)
             return Messages(self._exp_id, [])
         async with self._fetching:
@@ -315,7 +318,8 @@ class Fetcher:
     async def _confirm(self, lease: MailboxLease, timeout: float | None, complete: bool) -> bool:  # noqa: FBT001
         """Confirm the mailbox's lease after this process stood still. Return False if no answer came in time.
 
-        A complete fetch gets FetchTooLarge or another error instead of False.
+        With `complete`, never return False: try again until the server confirms the lease, or until an error is raised,
+        such as FetchTooLarge.
         """
         while not await lease.confirm(timeout, lambda: self.commits):
             if not complete:
@@ -324,9 +328,10 @@ class Fetcher:
         return True
 
     def take_at_once(self) -> list[Slice]:
-        """Take the messages in the inbox.
+        """Take all messages in the inbox, without waiting.
 
-        Return [] if the mailbox's lease must be confirmed first, which only `fetch` does.
+        Return [] if this messager does not listen, if its reader has stopped, or if the mailbox's lease must be
+        confirmed first, which only `take` does.
         """
         if (
             self._commits is None

@@ -50,8 +50,8 @@ class Inbox:
         self._emptied = asyncio.Event()
         # A function that is called after each frame and by `stop`, for a caller that does not wait in `arrival`.
         self.on_news: Callable[[], None] | None = None
-        self.awaited = False  # whether a fetch was waiting when the last frame arrived
-        # Agents that are leaving. The first message for them, and all messages after it, may not be taken.
+        self.awaited = False  # set when a fetch waits for a frame, or `on_news` is called; the reader clears it
+        # Agents that are leaving. The first message for them, and all messages after it, must not be taken.
         self._withheld: AgentSet | None = None
         self.paused = False  # whether no message may be taken
         self._guarded = False  # whether the inbox is paused, or agents are leaving

@@ -21,13 +21,13 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-# A function that says whether an owner is dead for good, as far as Ray knows.
+# A function that is passed the name of a mailbox's owner, and says whether the owner is gone for good.
 IsDead = Callable[[str], Awaitable[bool]]
 
 # The server keeps the state of a sender without a name for this many seconds. This is longer than any retry.
 KEEP_S = 86_400.0
-# If a process stood still for longer than 0.25 s, another process may have become the owner of its mailbox. So before
-# it returns messages, it asks the server. It checks every 0.1 s whether it stood still.
+# If a process stood still for longer than 0.25 s, another process may own its mailbox now. So a messager checks every
+# 0.1 s whether its process stood still. After that, a fetch asks the server before it returns messages.
 _STILL_S = 0.25
 _CHECK_S = 0.1
 _ANSWER_S = 1.0  # the time within which a running server answers
@@ -66,7 +66,7 @@ class LeaseWatch:
         self._watched: dict[str, _WatchedLease] = {}
 
     async def look(self) -> None:
-        """Check the watched leases, and some further leases, which are chosen at random."""
+        """End the watched leases that are over, and watch some further leases, which are chosen at random."""
         found = await self._transport.leases(list(self._watched))
         over = {}
         for name, lease in found.items():
@@ -158,7 +158,7 @@ class MailboxLease:
         return TaskHealth("lease", not task.done(), True, time.monotonic() - self.renewed_at, limit_s=self._lease_s)
 
     async def run(self) -> None:
-        """Renew the lease until the mailbox is taken over or removed."""
+        """Renew the lease, and look at other mailboxes' leases, until the mailbox is taken over or removed."""
         while True:
             await self._pause()
             try:
@@ -188,7 +188,10 @@ class MailboxLease:
             self.has_stood_still()
 
     def has_stood_still(self) -> bool:
-        """Return whether this process stood still since the lease was renewed. If so, call `confirm`."""
+        """Return whether this process stood still since the lease was renewed.
+
+        If it stood still, the caller must await `confirm` before it uses messages of the inbox.
+        """
         now = time.monotonic()
         if now - self._checked_at > _STILL_S:
             self._stood_still = True

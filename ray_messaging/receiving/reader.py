@@ -32,7 +32,7 @@ _BLOCK_S = 5.0
 # nothing else while it copies the frames.
 _FRAMES, _READ_BYTES = 32, 2 * 2**20
 _NEAR_S = 0.002  # a server is near if the first byte of an answer takes less time than this
-_WAITS = 8  # of this many latest waits for a first byte, the shortest counts
+_WAITS = 8  # how many of the latest waits for a first byte are kept; the shortest of them decides
 _TIMES = 8  # a read from a far server is at most this many times as large as a read from a near server
 _FRAME_BYTES = 64 * 2**10  # the assumed size, in bytes, of a frame before any frame was read
 # Decoding must not block the event loop for longer than this, in seconds.
@@ -66,7 +66,7 @@ class ReadSize:
         return self._times > 1
 
     def rows(self, frames: int) -> int:
-        """Return how many messages some frames have at most, if they are as large as those of the last read."""
+        """Return how many messages `frames` frames have, if each is as large as the largest one of the last read."""
         return frames * self._rows
 
     def frames(self, capacity: int) -> int:
@@ -79,7 +79,7 @@ class ReadSize:
         self._rows, self._bytes = max(1, rows), max(1, nbytes)
 
     def adapt(self, waited_s: float, came_s: float) -> None:
-        """Adapt the size after a full read. Its first byte came after `waited_s` seconds, the others took `came_s`."""
+        """Adapt the size after a full read. The first byte came after `waited_s` seconds, the last `came_s` later."""
         self._waits.append(waited_s)
         waited_s = min(self._waits)
         if waited_s < _NEAR_S or came_s > 4 * waited_s:
@@ -153,7 +153,7 @@ class Reader:
 
     async def _read(self) -> None:
         inbox, last, size = self._inbox, self._inbox.read_to, ReadSize(self._frame_rows)
-        following: asyncio.Task[tuple[Frames, bool]] | None = None  # the read that has begun already
+        following: asyncio.Task[tuple[Frames, bool]] | None = None  # the next read, if it has begun already
         try:
             while True:
                 if following is None and not inbox.has_capacity(self._frame_rows):

@@ -204,8 +204,8 @@ class Subscription:
                 version = self._directory.version + 1 if self.stepped else 0
                 record = record.succeeds(known, version, self._directory.dates)
             check_claims(record, self._directory)
-            # This is done before the server answers, because a broadcast to these agents may arrive earlier than the
-            # answer.
+            # The unfolder must know these agents before the server answers, because a broadcast to them may arrive
+            # earlier than the answer.
             self._note(spec)
             listening = await self._transport.listen(
                 record, self._directory.version, limits, owner=spec.owner, epoch=self.epoch, over=over
@@ -243,11 +243,12 @@ class Subscription:
     async def let_go(self, agents: AgentSet, target: str | None, timeout: float) -> None:
         """Move agents, with the messages that wait for them, to mailbox `target` (None: to no mailbox).
 
-        Raises: MoveFailed if the agents could not leave within `timeout` seconds, or if another call is moving them;
-        UnknownName if an agent is not here or the target does not exist; Fenced if the mailbox has a newer reader.
+        Raises: MoveFailed if the agents could not leave within `timeout` seconds, or, outside of steps, if another call
+        is moving them; UnknownName if an agent is not here or the target does not exist; Fenced if the mailbox has a
+        newer reader.
         """
         leaving_already = self._leaving & agents
-        # In steps, the later call raises the error that the agents are not here.
+        # In an experiment with steps, `AgentMover` raises an error for agents that an earlier call has moved.
         if leaving_already and not self.stepped:
             agent = next(iter(leaving_already))
             raise MoveFailed(
@@ -310,7 +311,7 @@ class Subscription:
         """Stop listening. Waiting fetches raise the error."""
         if self._reader is not None:
             self._reader.stop(error)
-        # Otherwise messages of foreign clients would still arrive, but nobody could fetch them.
+        # If the Redis subscriptions went on, messages of foreign clients would arrive, but nobody could fetch them.
         await self._transport.unsubscribe()
 
     async def close(self, *, commit: bool) -> None:

@@ -25,7 +25,7 @@ class Unfolder:
         self._named: dict[bytes, AgentSet] = {}
 
     def add(self, agents: AgentSet) -> None:
-        """Learn which agents may hear a broadcast that this mailbox gets: agents that it has, or has had."""
+        """Record a set of agents that this mailbox has, or has had, so that broadcasts to this set can be unfolded."""
         self._unnamed.append(agents)
 
     async def unfold(self, broadcasts: Batch) -> Batch:

@@ -14,7 +14,7 @@ from ray_messaging.replay.trace import Traffic
 
 WITHIN = 0.6  # the share of messages that stay within the sender's group
 # An agent's activity decides how much it writes, and its popularity how much it gets. Both have a Pareto distribution,
-# clipped to the range from LEAST to MOST. So the busiest agents write 600 times as much as the quietest.
+# clipped to the range from LEAST to MOST. So the busiest agents write up to 600 times as much as the quietest.
 TAIL, LEAST, MOST = 1.5, 0.05, 30.0
 BLOCKED_PAIRS = 20
 SECONDS = 86_400.0  # the traffic covers one day
@@ -44,7 +44,9 @@ class Society:
 
 
 def generate(agents: int, groups: int, messages: int, *, seed: int = 1) -> Society:
-    """Generate a society with agents 0..agents-1 in groups of equal size. The same seed gives the same society.
+    """Generate a society with agents 0..agents-1. The same seed gives the same society.
+
+    The sizes of the groups differ by at most one agent.
 
     The black list blocks all messages of one of the busiest agents. It also blocks the BLOCKED_PAIRS other pairs of
     sender and receiver that have the most messages.

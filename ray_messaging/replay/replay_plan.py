@@ -59,7 +59,7 @@ class WorkerShare:
 class Plan:
     """The traffic, and its division among groups.
 
-    `group_of` has the group of each agent, int32. Each group has agents.
+    `group_of` has the group of each agent, int32. Each group has at least one agent.
     """
 
     def __init__(self, traffic: Traffic, group_of: NDArray[np.int32], *, speed: float | None = None) -> None:

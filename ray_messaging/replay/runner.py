@@ -139,9 +139,9 @@ class ReplayRunner:
     def _watch(
         self, refs: list[Any], others: list[Any], on_progress: Progress, expected: int | None = None
     ) -> list[Any]:
-        """Wait for some calls, and return their results.
+        """Wait for the calls `refs`, and return their results.
 
-        If one of them, or of `others`, fails, raise its error at once.
+        If one of these calls fails, or one of the calls `others`, raise the error of that call at once.
 
         Args: `expected` is the number of messages that are to be received, for `on_progress` (None: not known).
         """

@@ -160,7 +160,7 @@ def read_edges(source: TraceFile, requested: Requested) -> Columns:
                 _check_first(cells, at_tabs=cells_of is _cells_between_tabs)
                 width = len(cells) if TIMELESS_WIDTH <= len(cells) < len(names) else len(names)
             if len(cells) != width:
-                raise RowError(f"it has {len(cells)} columns instead of {width}: correct the line")  # noqa: TRY301 - reported below
+                raise RowError(f"the line has {len(cells)} columns instead of {width}: correct the line")  # noqa: TRY301 - reported below
             columns.add(cells if width == len(names) else [*cells, len(columns)])
         except RowError as broken:
             expected, found = " ".join(names[: width or len(names)]), cut(content.strip("\r"))
@@ -180,12 +180,17 @@ def _sentence(error: RowError) -> str:
 
 
 def _cells(content: str) -> list[str]:
-    """Return the cells of a line, split at white space; raise RowError if the line may be meant to be split at tabs."""
+    """Return the cells of a line, split at white space.
+
+    Raises: RowError if the line may be meant to be split at tabs, or if a cell is in quotes.
+    """
     if "\t" in content:
         for cell in content.rstrip().split("\t"):
             words = cell.split()
             if not words:
-                raise RowError("it has an empty cell between tabs: give the file the extension .tsv, or fill the cell")
+                raise RowError(
+                    "the line has an empty cell between tabs: give the file the extension .tsv, or fill the cell"
+                )
             if len(words) > 1 and not all(map(_NUMBER.fullmatch, words)):
                 raise RowError(
                     f"{cut(cell.strip())!r} between tabs may be one cell or several. If it is one, give the file the "
@@ -197,12 +202,15 @@ def _cells(content: str) -> list[str]:
 def _cells_of_konect(content: str) -> list[str]:
     """Return the cells of a line, split at white space; raise RowError for an empty cell between tabs."""
     if not all(map(str.strip, content.rstrip().split("\t"))):
-        raise RowError("it has an empty cell between tabs: fill the cell")
+        raise RowError("the line has an empty cell between tabs: fill the cell")
     return content.split()
 
 
 def _cells_between_tabs(content: str) -> list[str]:
-    """Return the cells of a line, split at tabs; raise RowError for an empty time, or several numbers in one cell."""
+    """Return the cells of a line, split at tabs.
+
+    Raises: RowError for an empty time, several numbers in one cell, or a cell in quotes.
+    """
     cells = [cell.strip() for cell in content.split("\t")]
     for cell in cells:
         if len(words := cell.split()) > 1 and all(map(_NUMBER.fullmatch, words)):
@@ -223,7 +231,7 @@ def _unquoted(cells: list[str]) -> list[str]:
 def read_csv(source: TraceFile, requested: Requested) -> Columns:
     """Read CSV with a header, in which quoted cells may have line breaks.
 
-    Raises: TraceError with the number of the line.
+    Raises: TraceError with the number of the first line that is not valid.
     """
     columns: Columns | None = None
     width = 0
@@ -254,7 +262,7 @@ def read_json_lines(source: TraceFile, requested: Requested) -> Columns:
             row = _json_rows.decode(content)
             if columns is None:
                 columns = Columns({name: name for name in row}, requested)
-            # Without an error, the text would be dropped silently.
+            # The columns have no place for the text, so without an error it would be dropped silently.
             if columns.texts is None and not _TEXTS.isdisjoint(row):
                 raise RowError("this row has a text, and the rows before it have none: give every row a text")  # noqa: TRY301 - reported below
             columns.add(row)
@@ -262,7 +270,7 @@ def read_json_lines(source: TraceFile, requested: Requested) -> Columns:
             raise source.broken(line, str(broken)) from None
         except (msgspec.DecodeError, RecursionError) as error:
             raise source.broken(
-                line, f"expected a JSON object ({error}), one on each line: correct it, or drop it"
+                line, f"expected a JSON object ({error}), one on each line: correct or drop this line"
             ) from error
     return _filled(source, columns)
 
@@ -282,7 +290,7 @@ def _check_first(cells: list[Any], *, at_tabs: bool) -> None:
     """
     first, second = (cell.lower() for cell in (cells * 2)[:2])
     if first in FIELDS["sender"][1] and second in FIELDS["receiver"][1]:
-        raise RowError("the line has the names of columns, but this format has none")
+        raise RowError("the line has the names of columns, but an edge list has no header: drop the line")
     if not at_tabs and any(cell.endswith((",", ";")) for cell in cells):
         raise RowError("a cell ends with a comma or semicolon, but this format separates cells by white space")
 

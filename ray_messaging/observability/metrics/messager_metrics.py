@@ -48,12 +48,12 @@ class MessagerMetrics(Observer):
         self._seconds["accept"].observe(seconds)
 
     def batch_judged(self, messages: int, seconds: float) -> None:
-        """Record the number of messages of a batch, and the seconds until their verdicts."""
+        """Record the number of messages of a judged batch, and the seconds until the interceptor's verdicts."""
         self._batches.observe(messages)
         self._seconds["judge"].observe(seconds)
 
     def batch_sent(self, fates: NDArray[np.uint8], seconds: float) -> None:
-        """Count the messages of a batch by fate, and record the seconds until their receipts."""
+        """Count the messages of a batch by fate, and record the seconds until the batch's receipts."""
         self._fates += np.bincount(fates, minlength=len(self._fates))
         self._seconds["send"].observe(seconds)
 

@@ -95,7 +95,7 @@ def tracer_provider(file: str | Path | None = None) -> trace.TracerProvider:
 def flush(file: str | Path | None = None) -> None:
     """Export all spans that have ended.
 
-    OpenTelemetry does this only when a process exits, but Ray kills the processes of actors.
+    OpenTelemetry exports the last spans only when a process exits, but Ray kills the processes of actors.
 
     Args: `file` is the file to which the spans are written, as for `tracer_provider`.
     """
@@ -161,7 +161,7 @@ def packed(span: Span) -> bytes:
 
 
 def unpacked(data: bytes) -> Context:
-    """Return a context with the parent span that `packed` has encoded; if `data` are invalid, without a parent."""
+    """Return a context with the parent span that `packed` has encoded; if the span's ids are 0, without a parent."""
     high, low, span_id, flags = _PACKED.unpack(data)
     found = SpanContext(high << 64 | low, span_id, is_remote=True, trace_flags=TraceFlags(flags))
     return set_span_in_context(NonRecordingSpan(found), Context())
@@ -240,7 +240,7 @@ class Tracer:
     def start(self, name: str, parent: Context, kind: SpanKind, since: float | None = None, messages: int = 0) -> Span:
         """Start a span. `since` is its beginning in unix seconds (None: now).
 
-        Args: `messages` is the number of messages that the span records (0: none is recorded).
+        Args: `messages` is the number of messages that the span records (0: no number is recorded).
         """
         begin = None if since is None else int(since * 1e9)
         facts = self._facts | ({"messaging.batch.message_count": messages} if messages else {})
@@ -249,7 +249,7 @@ class Tracer:
     # -- sending --------------------------------------------------------------------------------------------------
 
     def open(self) -> AnySpans:
-        """Return the object that collects a new batch's spans. For a batch that is not traced, it does nothing."""
+        """Return an object that records the spans of a new batch, or does nothing if the batch is not traced."""
         parent = self._parent()
         return UNTRACED if parent is None else self._accept(parent, None)
 
@@ -263,12 +263,12 @@ class Tracer:
         return SentBatch(self, accept) if accept.is_recording() else UNTRACED
 
     def _parent(self) -> Context | None:
-        """Return the context in which a new batch is traced, or None if the batch is not traced.
+        """Return the context in which a batch, call or step that begins now is traced; None: it is not traced.
 
-        It is the context of the caller's span, or an empty context if the batch is sampled.
+        The context is that of the caller's span, or an empty context if the batch, call or step is sampled.
 
-        A background task still has the span in which it was started as its current span, such as the span of an actor's
-        constructor. So a span that has ended is not used as a parent.
+        The current span of a background task is the span in which the task was started, such as the span of an actor's
+        constructor. That span may have ended, and a span that has ended is not used as a parent.
         """
         current = get_current_span()
         context = current.get_span_context()
@@ -296,7 +296,7 @@ class Tracer:
     def judging(self, batch: Batch) -> Iterator[None]:
         """Trace the work of rules on a batch, if the batch is traced.
 
-        Spans that rules make become children of this span.
+        Spans that rules make become children of the judge span.
         """
         if batch.trace is None:
             yield
@@ -373,7 +373,7 @@ class Tracer:
     def handling(self, message: Message) -> Iterator[None]:
         """Trace the handler of one message, if the message is traced.
 
-        The spans of what the handler does, and of what it sends, become children of this span.
+        The spans of what the handler does, and of what it sends, become children of the handle span.
         """
         point = message._batch.trace
         if point is None:
@@ -398,7 +398,10 @@ def _set_usage(span: Span, used: CallUsage) -> None:
 
 
 def _links(parent: Context) -> list[Link]:
-    """Return a link to the current span, such as that of the Ray task that fetches, unless it is the parent."""
+    """Return a list with a link to the current span, such as the span of the Ray task that fetches.
+
+    Return [] if the current span is the parent, or is not recorded.
+    """
     current, known = get_current_span(), get_current_span(parent).get_span_context()
     context = current.get_span_context()
     return [Link(context)] if current.is_recording() and context.span_id != known.span_id else []

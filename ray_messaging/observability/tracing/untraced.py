@@ -10,7 +10,10 @@ _NO_SPAN = nullcontext()
 
 
 class Untraced:
-    """A tracer, and spans of a batch, whose methods do nothing. So callers need not check whether there is tracing."""
+    """Stand-in for `Tracer` and `SentBatch`, whose methods do nothing.
+
+    With it, callers need not check whether there is tracing.
+    """
 
     def follow(self, *_: object) -> "Untraced":
         """Return this object, as the spans of a batch."""

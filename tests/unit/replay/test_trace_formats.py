@@ -42,20 +42,20 @@ def test_cells_of_a_tsv_end_at_tabs(write, name):
 @pytest.mark.parametrize(
     ("row", "in_tsv", "in_txt"),
     [
-        ("1\t\t100", "The receiver is empty", "It has an empty cell between tabs: give the file the extension .tsv"),
-        ("1\t \t100", "The receiver is empty", "It has an empty cell between tabs"),
-        ("\t2\t100", "The sender is empty", "It has an empty cell between tabs"),
-        ("\t\t", "The sender is empty", "It has an empty cell between tabs"),
+        ("1\t\t100", "The receiver is empty", "The line has an empty cell between tabs: give the file the extension"),
+        ("1\t \t100", "The receiver is empty", "The line has an empty cell between tabs"),
+        ("\t2\t100", "The sender is empty", "The line has an empty cell between tabs"),
+        ("\t\t", "The sender is empty", "The line has an empty cell between tabs"),
         (
             "1\t2\t\r",
             r"found '1\t2\t'. The time is empty: fill it, or drop the tab before it. You",
-            "It has 2 columns instead of 3: correct the line.",
+            "The line has 2 columns instead of 3: correct the line.",
         ),
         ("1 2 3", "expected 'src dst time' with tabs between", None),
         ("1\t2 3", "'2 3' may be one cell or several: write tabs", None),
         (
             "agent 7\t9",
-            "It has 2 columns instead of 3: correct the line.",
+            "The line has 2 columns instead of 3: correct the line.",
             "'agent 7' between tabs may be one cell or several. If it is one",
         ),
         (
@@ -81,7 +81,7 @@ def test_a_row_of_an_edge_list_that_may_be_read_in_two_ways_is_refused(write, bl
 def test_an_empty_cell_between_tabs_moves_no_column_of_konect(write, blame, name):
     line, found = blame(write(name, "% sym unweighted\n1\t2\t3\t4\n1\t\t3\t4\n"))
     assert line == 3
-    assert "It has an empty cell between tabs: fill the cell" in found
+    assert "The line has an empty cell between tabs: fill the cell" in found
 
 
 def test_an_id_in_a_tsv_may_end_with_a_comma(write):
@@ -128,15 +128,15 @@ def test_a_json_array_is_named_with_the_remedy(write, blame, name, content):
         (
             "Source Target\n1 2\n",
             1,
-            "found 'Source Target'. The line has the names of columns, but this format has none. You",
+            "found 'Source Target'. The line has the names of columns, but an edge list has no header: drop the line.",
         ),
         ("a, b\nb, c\n", 1, "separates cells by white space"),
         ("%%MatrixMarket matrix coordinate\n3 3 2\n1 2\n", 1, "Matrix Market file"),
         ("1 2 5\n1.0 2 5\n", 2, "The sender '1.0' is a whole number written as a float"),
-        ("# c\n1 2 3\n\n3 x\n", 4, "expected 'src dst time', found '3 x'. It has 2 columns instead of 3: correct"),
-        ("1 2 3\r\n1 2 3 4\r\n", 2, "expected 'src dst time', found '1 2 3 4'. It has 4 columns instead of 3: correct"),
-        ("1\n", 1, "expected 'src dst time', found '1'. It has 1 columns instead of 3: correct"),
-        ("1 2\n1 2 3\n", 2, "expected 'src dst', found '1 2 3'. It has 3 columns instead of 2: correct"),
+        ("# c\n1 2 3\n\n3 x\n", 4, "expected 'src dst time', found '3 x'. The line has 2 columns instead of 3"),
+        ("1 2 3\r\n1 2 3 4\r\n", 2, "expected 'src dst time', found '1 2 3 4'. The line has 4 columns instead of 3"),
+        ("1\n", 1, "expected 'src dst time', found '1'. The line has 1 columns instead of 3: correct"),
+        ("1 2\n1 2 3\n", 2, "expected 'src dst', found '1 2 3'. The line has 3 columns instead of 2: correct"),
         ("1 2 3\n1 2 x\n", 2, "Time 'x' is neither a finite number nor ISO-8601"),
         ("# a\u2028b\x0c\n1 2 x\n", 2, "Time 'x' is neither"),
         ("1 2 nan\n", 1, "Time 'nan' is neither"),
