@@ -30,7 +30,7 @@ FIELDS = {
 Requested = Mapping[str, str | None]  # the name that the caller gave for each field; None: a default name in FIELDS
 
 _SHORT = 15  # a float can hold every number of at most this many characters
-_FLOAT_ID = re.compile(r"[+-]?\d+\.(0+|\d+[eE][+-]?\d+)")  # pandas and numpy may write whole numbers like this
+_FLOAT_ID = re.compile(r"[+-]?\d+\.(0+|\d+[eE][+-]?\d+)")  # 12.0 or 1.2e+07: how pandas may write an int
 _OF_LOG = (
     ". In an export of a log of ray_messaging, messages of the user have no sender, and broadcasts no receiver: "
     "`ray-messaging log query LOG --subtopic agent-chat --expand --json` writes a broadcast as a row for each hearer"
@@ -180,7 +180,7 @@ def _none_found(fields: Mapping[str, object], keys: Mapping[str, Any]) -> str:
     missing = ", ".join(f"the {noun} (such as {FIELDS[noun][1][0]!r})" for noun in nouns)
     names, options = (", ".join(text.format(FIELDS[noun][0]) for noun in nouns) for text in ("{}_field=", "--{}"))
     found = f"no field for {missing} among {shown(keys)}: "
-    if any(key.strip().isdecimal() for key in keys):  # these keys are probably the values of a message, and no names
+    if any(key.strip().isdecimal() for key in keys):  # a number is probably a value of the first message, not a name
         header = ",".join(FIELDS[noun][0] for noun in fields)
         found += f"if the file has no header, write one above its first message, such as {header}; otherwise "
     return f"{found}name your fields by {names} (on the command line {options})"
@@ -191,7 +191,8 @@ def parse_time(raw: Any) -> float:  # noqa: ANN401 - a cell of a trace
 
     A date without an offset is in UTC.
 
-    Raises: RowError if the time is neither of these, or if a float cannot represent it exactly.
+    Raises: RowError if the time is neither a number nor a date, if it may be either, or if a float cannot represent it
+    exactly.
     """
     if type(raw) not in {str, int, float, Decimal}:
         raise RowError(_no_time(raw))
@@ -243,7 +244,7 @@ def read_text(raw: object) -> str:
     if type(raw) is dict:  # a whole payload, as in an export of our own log
         return _encode(raw).decode()
     if type(raw) is not str:
-        raise RowError(f"the text is of type {type(raw).__name__}: it must be a str, which may be empty")
+        raise RowError(f"the text is of type {type(raw).__name__}: it must be a dict, or a str, which may be empty")
     return raw
 
 

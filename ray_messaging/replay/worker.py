@@ -21,7 +21,7 @@ from ray_messaging.replay.replay_plan import Reference, WorkerShare, digests
 
 CHUNK_ROWS = 16_384  # the number of messages in a call; it is small, so that progress is visible
 TICK_S = 0.2  # the timeout of a fetch in seconds; the last fetch shows whether unexpected messages come
-PATIENCE_S = 20.0  # a group ends if no message has come for so many seconds, although some are missing
+PATIENCE_S = 20.0  # after so many seconds without a message, a receiver no longer waits for missing messages
 
 
 class Note(msgspec.Struct, gc=False):
@@ -41,10 +41,10 @@ class ReceivedTally:
     """Counts of one group's received messages.
 
     `seen` says how often each message has arrived, uint32 (n,), and `by_agent` how many messages have arrived for each
-    agent, int64. `out_of_order` counts messages that arrived after a later message from the same sender to the same
-    receiver. `misdirected` counts messages with wrong ids, or for an agent of another group. `changed` counts messages
-    with another text or time. `unexpected` counts messages that do not belong to this traffic. `latencies` has, for
-    each batch, the latencies of its messages in seconds, as an array of float32.
+    agent, int64. `out_of_order` counts messages that arrived directly after a later message from the same sender to the
+    same receiver. `misdirected` counts messages with wrong ids, or for an agent of another group. `changed` counts
+    messages with another text or time. `unexpected` counts messages that do not belong to this traffic. `latencies`
+    has, for each batch, the latencies of its messages in seconds, as an array of float32.
     """
 
     seen: NDArray[np.uint32]
@@ -103,9 +103,9 @@ class Checker:
         np.add.at(tally.by_agent, receivers[right.astype(bool)], 1)
 
     def _check_order(self, rows: NDArray[np.int64]) -> None:
-        """Count messages that are out of order: their row is lower than that of an earlier arrival of the same pair.
+        """Count messages that are out of order: the previous arrival of the same pair has a higher row.
 
-        An equal row is a duplicate, and not out of order.
+        If the previous arrival has the same row, the message is a duplicate, and not out of order.
         """
         if not len(rows):
             return
@@ -176,7 +176,7 @@ class Worker:
         return self._sent, self._checker.tally.received
 
     async def send(self) -> ReplaySent:
-        """Send the group's messages in order, each at its due time."""
+        """Send the group's messages in order, each at its due time, or at once if there are no due times."""
         codes = np.zeros(len(self._share.rows), np.uint8)
         blocked_by: Counter[str] = Counter()
         began_at = time.time()
@@ -226,8 +226,8 @@ class Worker:
     async def receive(self) -> ReceivedTally:
         """Receive and check messages.
 
-        This ends when all expected messages have come and a fetch is empty, or when no message has come for
-        `PATIENCE_S` seconds.
+        This ends only after `expect` has set the number of messages: when all of them have come and a fetch is empty,
+        or when no message has come for `PATIENCE_S` seconds.
         """
         checker, last = self._checker, time.monotonic()
         while True:

@@ -126,7 +126,7 @@ class Accumulator:
     ) -> None:
         self.tracer = tracer
         self.capacity = CapacityLimiter(settings.outbox_messages, settings.outbox_bytes)
-        # A function that is called when some rows of a batch have their receipts, while other rows may still wait.
+        # Called with the number and the payload bytes of the messages that have just got their fate or error.
         self.rows_done = self.capacity.give_back
         self.broken: MessagingError | None = None  # the error because of which no message is accepted any more
         self._checks = checks
@@ -269,7 +269,7 @@ class Accumulator:
         # A batch with a single message needs no prepared futures. They are prepared from the second message on.
         if batch.counted > ROW_CELLS and kind is None:
             self._prepare_futures()
-        self.send_loop.wake()  # the send loop may be asleep, but only while no batch is open
+        self.send_loop.wake()  # this message may have opened the batch for which the send loop waits
         return future
 
     async def _append_in_turn(
@@ -294,7 +294,7 @@ class Accumulator:
 
         The caller must have awaited `enter`. Return the object whose future gets the receipts of these messages.
 
-        Args: `call_row` is the number of the first message in the call that sends it.
+        Args: `call_row` is the index of the batch's first message in the bulk send.
         """
         assert batch.lines is not None
         assert not isinstance(batch.step, np.ndarray)
@@ -333,7 +333,7 @@ class Accumulator:
             raise self.broken.with_traceback(None)
 
     def check_loop(self) -> None:
-        """Raise ConfigError if the running event loop is not the messager's: a send from it would never return."""
+        """Raise ConfigError if the running event loop is not the messager's, because the send would never return."""
         if asyncio.get_running_loop() is not self._loop:
             raise ConfigError(
                 "this messager belongs to the event loop in which it was opened, and this call comes from another "
@@ -399,7 +399,7 @@ class Accumulator:
 
     @property
     def has_closed(self) -> bool:
-        """Return whether the next batch is closed, so that no further messages would join it."""
+        """Return whether the next batch is closed, so that no messages can join it. False for a transaction."""
         pending = self._pending
         return bool(pending) and pending[0] is not self._open and not isinstance(pending[0], TransactionBatch)
 
@@ -409,7 +409,7 @@ class Accumulator:
         return len(self._open) if self._pending and self._pending[0] is self._open else 0
 
     def take(self) -> PendingBatch | None:
-        """Return the next batch, or None if no batch waits. Later messages go into another batch."""
+        """Remove and return the next batch, or None if no batch waits. Later messages go into another batch."""
         if not self._pending:
             return None
         pending = self._pending.popleft()
@@ -445,7 +445,7 @@ class Accumulator:
             if len(pending):
                 self.send_loop.begin(pending).fail(None, error)
 
-    # -- the end --------------------------------------------------------------------------------------------------
+    # -- flushing and closing -------------------------------------------------------------------------------------
 
     def bulk_done(self, _future: object = None) -> None:
         """Record that a bulk send or a transaction has ended, for calls of `flush` that wait for this."""
@@ -461,7 +461,7 @@ class Accumulator:
             self._flushes.clear()
 
     async def flush(self) -> None:
-        """Wait until every accepted message has its receipt."""
+        """Wait until every accepted message has its receipt or error, and every bulk send and transaction has ended."""
         if self.rows or self.bulks or self._telling:
             done = self._loop.create_future()
             self._flushes.append(done)
@@ -475,7 +475,7 @@ class Accumulator:
                     await self.flush()
         except TimeoutError:
             self.send_loop.deferred.give_up(send_errors.undecided(self._close_within_s))
-            self.send_loop.wake()  # a transaction may have waited until these messages were sent
+            self.send_loop.wake()  # a transaction may have waited for the messages that now failed
             await self.flush()
         finally:
             await self.stop(Closed("this messager is closed: open another one"))

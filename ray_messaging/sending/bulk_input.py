@@ -95,8 +95,9 @@ def batches_of(
     """Check and encode messages; return them as batches within the limits. Sender and numbers are set later.
 
     Args: `address` returns the agent and the topic of a channel. `group` is the name of a group, which sends only for
-    its own agents, so that each message needs a from_id. If it is None, a message may have any sender.
-    Raises: the error of the first invalid message.
+    its own agents, so that each message needs a from_id. If `group` is None, a message may have any sender.
+    Raises: the error of the first message with an invalid channel, recipient or payload. If there is none,
+    UnknownSender for a message of a group without a from_id.
     """
     drafts = [PendingBatch(step)]
     cause, now = cause_here(), time.time()
@@ -159,7 +160,7 @@ def _is_one(ids: object) -> bool:
 def payload_column(payloads: object, rows: int, limit_bytes: int) -> Payloads:
     """Check and encode payloads: `rows` of them, or one for all rows.
 
-    Raises: InvalidColumns if there is another number of payloads; InvalidPayload or PayloadTooLarge for an invalid
+    Raises: InvalidColumns if the number of payloads is not `rows`; InvalidPayload or PayloadTooLarge for an invalid
     payload.
     """
     given = _given(payloads, limit_bytes)
@@ -171,8 +172,8 @@ def payload_column(payloads: object, rows: int, limit_bytes: int) -> Payloads:
 class _Given(NamedTuple):
     """Payloads that a caller passed.
 
-    `rows` is their number, or None for one payload for all rows. `encoded` encodes a slice of them; `batch_rows` is the
-    most rows that it should get in one call.
+    `rows` is the number of payloads, or None for one payload for all rows. `encoded` encodes the payloads of a slice of
+    rows. `batch_rows` is the most rows that a caller should pass to `encoded` at a time.
     """
 
     rows: int | None
@@ -202,8 +203,8 @@ def _given(payloads: object, limit_bytes: int) -> _Given:
         )
     if not isinstance(payloads, Sequence) or isinstance(payloads, str | bytes):
         raise InvalidColumns(
-            "payloads must be a list of dicts, Msgs or objects, a single one for all messages, columns(...), a "
-            f"pyarrow table or a DataFrame, not {type(payloads).__name__}"
+            "payloads must be a list of dicts, Msgs or objects, one dict, Msg or object for all messages, "
+            f"columns(...), a pyarrow table or a DataFrame, not {type(payloads).__name__}"
         )
 
     def encoded(rows: slice) -> Payloads:

@@ -106,12 +106,12 @@ class BulkSender:
 
         Return the object whose future gets the receipts of the batch.
 
-        Args: `checked` is the version of the schemas by which the batch was checked; `call_row` is the number of the
-        first message in the call.
+        Args: `checked` is the version of the schemas by which the batch was checked; `call_row` is the index of the
+        batch's first message in the bulk send.
         """
         extension = batch.extension
-        # A batch is plain if its messages are not traced, belong to no step, and are no questions, answers or
-        # broadcasts.
+        # A batch is plain if its messages are not traced, all have the same step or none, and are no questions, answers
+        # or broadcasts.
         plain = extension is None or (extension.kind == _CAUSED and extension.ordinal is None)
         plain = plain and batch.trace is None and batch.numbers is None and not isinstance(batch.step, np.ndarray)
         if plain and batch.rows <= _FEW and isinstance(batch.lines, PayloadColumn) and not batch.lines.raw:
@@ -122,7 +122,7 @@ class BulkSender:
         """Accept a batch that is not joined with other messages. Return the object whose future gets its receipts.
 
         Args: `checked` is the version of the schemas by which the batch was checked. The schemas may have changed while
-        the batch waited for capacity. `own` says that this process has made the batch. Then it decides here whether the
+        the batch waited for capacity. If `own` is true, this process has made the batch, and decides here whether the
         batch is traced.
         """
         tracer, [batch] = self._accumulator.tracer, pending.parts

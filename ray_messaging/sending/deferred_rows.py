@@ -28,12 +28,13 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-# The sender and the recipient of a message. A recipient is an agent or a plain channel.
+# The sender and the recipient of a message. The recipient is an agent, or a channel that belongs to no agent.
 Pair = tuple[object, object]
 _UNKNOWN = None  # stands for the verdict epoch of a row that has no verdict yet
 _FAILED = -2
-# Rows that are deferred within this time share a request for verdicts. The interceptor accepts a limited number of
-# requests at once, and an answer takes a few seconds at most. With this pause, one messager stays below the limit.
+# The pause between two rounds of requests for verdicts, in s. Rows that are deferred during the pause share a request.
+# The interceptor accepts a limited number of open requests, and answers each within a few seconds. With the pause, the
+# open requests of one messager stay below this limit.
 _GATHER_S = 0.005
 # The most rows of a request. An answer arrives as soon as one verdict is known. The rows without a verdict are put into
 # a later request.
@@ -92,10 +93,12 @@ class DeferredRows:
         return len(self._places)
 
     def hold(self, in_flight: InFlightBatch, rows: Rows | None, deferred: set[int], epoch: int) -> Rows | None:
-        """Queue deferred rows, and rows that must wait behind these; return the other rows (None: all).
+        """Queue deferred rows, and rows that must wait behind deferred rows; return the rows that need not wait.
 
-        Args: `rows` are the rows that were judged (None: all), and `deferred` those of them that wait for a slow rule.
-        `epoch` is the verdict epoch of the others, a number by which the server refuses outdated verdicts.
+        A return value of None stands for all rows.
+
+        Args: `rows` are the rows that were judged (None: all). `deferred` are those that wait for a slow rule. `epoch`
+        is the verdict epoch of the rows with a verdict, a number by which the server refuses outdated verdicts.
         """
         if deferred and self._over is not None:
             in_flight.fail(np.array(sorted(deferred), np.intp), self._over)
@@ -205,7 +208,7 @@ class DeferredRows:
             self._fail_all(request, OutcomeUnknown(f"waiting for a slow rule failed ({why}): please report this"))
 
     async def _wait(self, batch: Batch) -> BatchVerdict:
-        """Wait for verdicts of the current interceptor. If another interceptor replaces it, ask that one."""
+        """Wait for verdicts of the current interceptor. If a new interceptor replaces it, ask the new one."""
         while True:
             client = self._loop.verdict_client
             try:
@@ -235,7 +238,7 @@ class DeferredRows:
             self.moved.update(_pair(in_flight.batch, row) for row in rows)
             self._loop.wake()
 
-    # -- the end --------------------------------------------------------------------------------------------------
+    # -- closing --------------------------------------------------------------------------------------------------
 
     async def close(self) -> None:
         """Cancel all requests for verdicts that are under way."""
@@ -244,12 +247,12 @@ class DeferredRows:
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
     def give_up(self, error: MessagingError) -> None:
-        """Give an error to all rows that wait for verdicts, and to all rows that are deferred later."""
+        """Give an error to all rows that wait here, and to all rows that are deferred later."""
         self._over = error
         self.abandon(error)
 
     def abandon(self, error: MessagingError) -> None:
-        """Give an error to all rows that wait for verdicts, and cancel the requests for these verdicts."""
+        """Give an error to all rows that wait here, and cancel the requests for verdicts."""
         for task in self._tasks:
             task.cancel()
         self._asking = None

@@ -157,7 +157,7 @@ class MailboxQueues(dict[str, MailboxQueue]):
 
 
 class Destination:
-    """What a sender writes frames to: either the mailboxes, or the boxes of a step. It has queues of frames.
+    """The place to which a sender writes frames, with a queue of frames for each mailbox, or for each box of a step.
 
     Each destination decides by itself to which mailboxes or boxes a message goes, so that a message for a step never
     goes into a mailbox.
@@ -180,7 +180,7 @@ class Destination:
         self.stale_verdicts: dict[InFlightBatch, Rows] = {}  # rows whose verdicts are no longer valid
         self.stale_by = SendStatus.OK  # why the verdicts are no longer valid: STALE_VERDICTS or OTHER_RULES
         self.queues = MailboxQueues()
-        # The router. It still has the routes by which the queued frames were made.
+        # `router.routes` are the routes by which the queued frames were made. `reroute` replaces them by `self.routes`.
         self.router = FrameRouter(routes, mirror=mirror)
 
     @property
@@ -189,7 +189,9 @@ class Destination:
         raise NotImplementedError
 
     def load(self, in_flight: InFlightBatch, rows: Rows | None, verdict_epoch: int, deadline: float) -> None:
-        """Queue frames with some rows of a batch (None: all) that rules have let pass.
+        """Queue frames with some rows of a batch (None: all) that were judged.
+
+        Rows whose payload does not fit its schema get an error. Blocked rows go only to the event log, if there is one.
 
         Args: `verdict_epoch` is a number by which the server refuses outdated verdicts. `deadline` is the loop time
         until which the frames must be written.

@@ -29,16 +29,16 @@ _ROW_BYTES = 24
 
 _UNOWNED_BYTES = CALL_BYTES  # the most bytes of a frame for channels without a mailbox
 _SHORT = 2**16  # If there are at most this many routes, their numbers are sorted as 16-bit numbers.
-_SETS = 1_000  # For about this many sets of agents, it is remembered that the server has the set.
+_SETS = 1_000  # a router remembers for about this many sets of agents that the server has them
 UNOWNED = ""  # the name of the queue of messages on channels without a mailbox
 
 
 class OutboundFrame(FrameWrite, eq=False, kw_only=True):
-    """Some rows of a batch, encoded as one frame: the rows `taken`, or all rows if it is None.
+    """Some rows of a batch, encoded as one frame: the rows `taken` (None: all rows).
 
-    Each call that sends the frame sets its number. `nbytes` is the size of the frame, its publications and its note for
-    the event log together. `verdict_epoch` is the number of the interceptor, or of the copy of its rules, that let the
-    rows pass. It is set when the frame is queued, like `deadline`.
+    Each call that sends the frame sets its sequence number `seq`. `nbytes` is the size of the frame, its publications
+    and its note for the event log together. `verdict_epoch` is the number of the interceptor, or of the copy of its
+    rules, that let the rows pass. `verdict_epoch` and `deadline` are set when the frame is queued.
     """
 
     in_flight: InFlightBatch
@@ -72,7 +72,7 @@ class FrameRouter:
         self._kept: set[bytes] = set()
         # Boxes that accept no messages, because their group does not take part in the box's step.
         self.shut: set[str] = set()
-        self.in_memory = False  # whether frames carry their messages as batches, because no other process reads them
+        self.in_memory = False  # whether frames carry Batch objects in place of bytes, for this process alone
 
     def route(self, in_flight: InFlightBatch, rows: Rows | None, *, settle: bool = True) -> list[OutboundFrame]:
         """Build the frames of some rows of a batch (None: of all rows that have no fate yet).
@@ -160,7 +160,7 @@ class FrameRouter:
             opened = in_flight.open_rows if rows is None else in_flight.still_open(rows)
             in_flight.expect(opened, 1)
             return {asker: opened}
-        if whole and batch.rows == 1 and not self.shut:  # a single message takes a shorter way
+        if whole and batch.rows == 1 and not self.shut:  # a single message needs no table of routes
             address = batch.to_ids[0], batch.topics[0]
             listeners = known.cached.get(address) or known.mailboxes_of(*address)
             if len(listeners) < 2:
@@ -247,7 +247,7 @@ class FrameRouter:
     def _parts(self, in_flight: InFlightBatch, mailbox: str, rows: Rows | None, row_bytes: int) -> list[Rows | None]:
         """Divide rows into parts, such that the frame of each part is within the mailbox's limits.
 
-        For channels without a mailbox, the frame is within the sender's limit.
+        For channels without a mailbox, each part has at most `_UNOWNED_BYTES` bytes.
         """
         record = self.routes.records.get(mailbox)
         lines = in_flight.outgoing.lines
@@ -295,7 +295,7 @@ class FrameRouter:
             queue, 0, batch.rows, data, publish, note, handed, in_flight=in_flight, taken=rows, nbytes=nbytes
         )
 
-    # -- broadcasts with one row for each pair --------------------------------------------------------------------
+    # -- folding broadcasts ---------------------------------------------------------------------------------------
 
     def _folds(self, in_flight: InFlightBatch, mailbox: str) -> bool:
         """Return whether each broadcast to a mailbox becomes one row, in place of one row for each hearer.
@@ -318,7 +318,8 @@ class FrameRouter:
         most_rows = COLUMN_ROWS if record.frame_rows >= FRAME_ROWS else record.frame_rows
         begins, kinds = np.diff(batch.numbers[rows].astype(np.int64), prepend=-1) != 0, self._kinds(in_flight)
         if kinds is not None:
-            # A change of kind is counted as a new row. So at least as many rows are counted as folding will make.
+            # Rows of one broadcast that rules have changed differently stay apart. So each change of kind is counted as
+            # a new row. The count is at least the number of rows after folding.
             begins |= np.diff(kinds[rows], prepend=-1) != 0
         lines = batch.lines.weights[rows if batch.lines.index is None else batch.lines.index[rows]]
         volumes = np.cumsum(np.where(begins, lines + _ROW_BYTES, 0))
@@ -385,7 +386,7 @@ class FrameRouter:
             found = self._digests[mailbox] = record, topic, agents_digest(record.agents(topic))
         return found[2]
 
-    # -- plain channels -------------------------------------------------------------------------------------------
+    # -- publications ---------------------------------------------------------------------------------------------
 
     def publications(self, batch: Batch) -> list[Published]:
         """Return the messages of a batch as publications for the subscribers of their channels."""

@@ -49,15 +49,15 @@ _GONE, _MOST_FIELDS = 64, 1_000
 _OF_THE_SENDER = (SendStatus.FENCED, SendStatus.LOST, SendStatus.RESTORED)
 _LARGE = 16 * 2**10  # a refused frame below this size is sent again without asking whether there is room for it
 # The most calls under way to a near server and to a far server, and the most bytes under way when a further call is
-# made. For a far server, they suffice for a link of 100 MB/s with a round trip of 80 ms. A near server needs one call
-# besides the call that it carries out; more calls would only take memory.
+# made. These bytes suffice for a link of 100 MB/s with a round trip of 80 ms. A near server needs one waiting call
+# besides the call that it carries out. More calls would only take memory.
 _NEAR_CALLS, _FAR_CALLS, _WINDOW_BYTES = 2, 16, 8 * 2**20
-# If a reply takes more seconds than this, the network or the server is slow. With more bytes under way, calls would
-# only exceed their timeout.
+# If a reply takes more seconds than this, the network or the server is slow. Then no further call is made while a call
+# is under way, because with more bytes under way, calls would only exceed their timeout.
 _SLOW_S = 0.5
 # A server is far if each of the last `_TRIPS` calls took at least _FAR_S seconds, plus _BYTE_S for each byte that was
-# under way, until its reply came. A nearer server replies before a further call for a part of the open batch would be
-# worth the processor time that it takes.
+# under way. A near server replies so soon that a part of the open batch need not be sent before the reply. The further
+# call would cost more processor time than it is worth.
 _FAR_S, _BYTE_S, _TRIPS = 0.004, 1.5e-9, 32
 
 
@@ -94,7 +94,7 @@ class FrameSender(Destination):
         super().__init__(transport, sender, directory.routing, directory.schemas, mirror=mirror, observer=observer)
         self.epoch = 0
         self.transactions = 0  # how many transactions the server has committed, as far as this process knows
-        # How many subscribers got the last publications, as read when the epoch was claimed.
+        # How many subscribers got each of the last publications, as read when the epoch was claimed.
         self.subscriber_counts: list[int] = []
         self.fenced: Fenced | None = None  # the error because of which nothing can be sent any more
         self.behind = False  # whether the server has lost a transaction that it had confirmed
@@ -102,7 +102,8 @@ class FrameSender(Destination):
         self.calls: deque[CallUnderWay] = deque()  # the calls that `send` has left under way, the oldest first
         # A function that is called when the reply to a call under way has arrived.
         self.replied: Callable[[], None] = lambda: None
-        # While more bytes than this are under way, no further call is made; the number grows with each reply.
+        # While more bytes than this are under way, no further call is made. The number grows with each quick reply, and
+        # is 0 again after a slow reply or a refusal.
         self._window = 0
         # How long the latest calls took, in s, less _BYTE_S for each byte that was under way. `far_s` is the least of
         # these times if the server is far, otherwise 0.
@@ -222,7 +223,10 @@ class FrameSender(Destination):
 
     @property
     def retry_at(self) -> float | None:
-        """Return the loop time at which `send` must be called again, or None if no frame waits for a later time."""
+        """Return the loop time at which `send` must be called again to repeat frames or to claim a higher epoch.
+
+        Return None if there is no such time, or if calls are under way, because each reply leads to a call of `send`.
+        """
         if self.calls:
             return None
         queued = min((queue.retry_at for queue in self.queues.values() if queue.frames), default=None)
@@ -247,8 +251,8 @@ class FrameSender(Destination):
             if self.calls:
                 await self._take_replies(all_of_them=not ahead)
             if ahead:
-                # This makes new frames only while no call is under way. The new frames may name sets of agents that
-                # must be written for the event log first. In that case `_is_calm` returns False below.
+                # `reroute` makes new frames only while no call is under way. New frames may name sets of agents that
+                # must be written for the event log first. In this case `_is_calm` returns False below.
                 self.reroute()
             if ahead and self._is_calm():
                 self._call_ahead()
@@ -316,7 +320,10 @@ class FrameSender(Destination):
             pass
 
     def _take_first(self) -> bool:
-        """Process the reply to the first call under way. If the call has failed, do nothing and return False."""
+        """Process the reply to the first call under way.
+
+        If the call has failed, or the server has refused one of its frames, do nothing and return False.
+        """
         call = self.calls[0]
         if call.reply.exception() is not None or not call.reply.result().all_written:
             return False
@@ -402,8 +409,8 @@ class FrameSender(Destination):
     async def _process(self, calls: Sequence[tuple[list[OutboundFrame], SendReply]], *, alone: bool = True) -> None:
         """Process the replies to calls that were under way at the same time, in order.
 
-        If several were refused, only the cause of the first refusal is removed. Then all refused frames are sent again.
-        But if the server refuses the sender itself, that refusal is handled first.
+        If the server refused several calls, only the cause of the first refusal is removed, and then all refused frames
+        are sent again. But if the server refuses the sender itself, this refusal is processed in place of the first.
 
         Args: `alone` says that the first of these calls was made while no earlier call was under way.
         """
@@ -415,9 +422,9 @@ class FrameSender(Destination):
         sent, reply = next((each for each in failed if each[1].status in _OF_THE_SENDER), failed[0])
         reply.repeated = any(other.repeated for _, other in failed)
         if not alone or reply is not calls[0][1]:
-            # GAP says that the server did not have an earlier frame. That frame may have been in another call, and may
-            # have arrived just after this one. If the server has lost it, the next call shows this, because that call
-            # is made alone.
+            # GAP says that the server did not have an earlier frame. The earlier frame may have been in another call
+            # that arrived after this call. If the server has lost the earlier frame, the next call shows this, because
+            # the next call is made alone.
             reply.fates = [FrameFate.HELD_BACK if fate is FrameFate.GAP else fate for fate in reply.fates]
         await self.settle_refusal(reply, [frame for frames, _ in failed for frame in frames])
         if reply.status in _OF_THE_SENDER:
@@ -533,7 +540,7 @@ class FrameSender(Destination):
     def too_large(self, frame: OutboundFrame) -> PayloadTooLarge:
         """Build the error for a frame that its mailbox could not hold even if the mailbox were empty."""
         record = self.directory.records.get(frame.mailbox)
-        # `MailboxRecord.frame_bytes` is a quarter of the mailbox's limit.
+        # The record does not have the mailbox's limit. Its `frame_bytes` is at most a quarter of this limit, or 1024.
         return send_errors.too_large(frame, 0 if record is None else 4 * record.frame_bytes)
 
     # -- failures -------------------------------------------------------------------------------------------------
@@ -571,7 +578,7 @@ class FrameSender(Destination):
             self._fence_at = asyncio.get_running_loop().time()
             error: MessagingError = send_errors.unknown(cause)
         else:
-            error = cause  # the server never received these frames
+            error = cause  # the server has written none of these frames
         self.attempted = False
         if self._fence_at is not None:
             self._fence_at = asyncio.get_running_loop().time() + FENCE_RETRY.first_s

@@ -33,9 +33,10 @@ class BatchOwner(Protocol):
         """
 
     def callers_told(self) -> None:
-        """Record that all callers of a batch have their receipts.
+        """Record that the last callers of a batch have their receipts.
 
-        This is called once for a batch. Callers of single messages may have got their receipts one group after another.
+        This is called only if the callers got their receipts in several groups, and `batch.telling` was true in
+        `batch_done`.
         """
 
 
@@ -225,7 +226,10 @@ class InFlightBatch:
             self._owner.batch_done(self)
 
     def _tell_singles(self, first: int) -> None:
-        """Set the receipts of all rows from row `first` on, each of which was sent alone and has a fate."""
+        """Set the receipts of the rows from `first` on. Each of these rows was sent alone, and has a fate.
+
+        If `wave` is not 0, set only the receipts of one group. The next group follows after other tasks have run.
+        """
         singles = self.pending.singles
         groups = max(1, len(singles) // self._wave) if self._wave else 1
         end = first - (-len(singles) // groups)
@@ -250,8 +254,8 @@ class InFlightBatch:
                 future.set_result(self.outcome.receipt(row))
         for low, high, bulk, _ in self.pending.bulks:
             unknown = codes.count(UNKNOWN, low, high)
-            # If more rows lack a fate than have an error, some row is still open. So if no row has failed, as in most
-            # batches, the rows need not be checked one by one.
+            # A row without a fate has an error or is open. If more rows of this bulk send lack a fate than there are
+            # errors, one of them is open. Only otherwise must the rows be checked one by one.
             if bulk.done() or unknown > len(self.errors):
                 continue
             if unknown and any(codes[row] == UNKNOWN and row not in self.errors for row in range(low, high)):
@@ -271,8 +275,7 @@ class InFlightBatch:
         others = [found for found in dict.fromkeys(self.errors[row] for row in rows) if type(found) is not type(error)]
         text = str(error.args[0])
         if isinstance(error, OutcomeUnknown) and others:
-            # The text also names the other errors, because the caller must not send all rows again: some would be sent
-            # twice.
+            # Not all failed rows have an unknown outcome, so the text also names the first other error.
             text += f". Other messages of this call failed for another reason: {others[0]}"
         facts = {key: value for key, value in vars(error).items() if key not in {"receipts", "message_ids"}}
         made = type(error)(text, **facts)

@@ -11,7 +11,7 @@ from ray_messaging.model.batch import Batch
 from ray_messaging.model.fates import UNKNOWN
 from ray_messaging.receipt import Outcome
 
-# The size of a batch and its outcome without payloads. For a batch of one message, it is most of the whole size.
+# The size in bytes of a batch and its outcome without payloads: most of the memory that a batch of one message takes.
 _BATCH_BYTES = 900
 
 
@@ -62,7 +62,7 @@ class LocalLog:
         self._size = self._nbytes = 0
 
     def rows(self) -> list[dict[str, Any]]:
-        """Return a dict for each sent message, the oldest first.
+        """Return a dict for each message that the log has, the oldest first.
 
         The keys are those of AgentSociety's log list (such as channel, payload, from_id, to_id, sent), and fate, rule,
         reason and message_id.

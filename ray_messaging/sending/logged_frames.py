@@ -11,9 +11,10 @@ from ray_messaging.wire.notes import Before, LogNote, before_of, encode_log_note
 
 
 def blocked(in_flight: InFlightBatch, rows: Rows) -> LoggedFrame:
-    """Build the note about blocked rows, with the payloads that the blocking rule has read.
+    """Build the frame and the note that tell the event log about blocked rows.
 
-    If an earlier rule has rewritten a row, the note also has the row's original payload.
+    The frame has the payloads that the blocking rule has read. If an earlier rule has rewritten a row, the note has the
+    row's original payload.
     """
     places = rows.tolist()
     why = why_of(map(in_flight.outcome.blocks.__getitem__, places))
@@ -21,9 +22,9 @@ def blocked(in_flight: InFlightBatch, rows: Rows) -> LoggedFrame:
 
 
 def published(in_flight: InFlightBatch, batch: Batch, rows: Rows | None) -> LoggedFrame:
-    """Build the note about rows (None: all) on channels without a mailbox.
+    """Build the frame and the note that tell the event log about rows (None: all) on channels without a mailbox.
 
-    Only the server knows how many subscribers got these rows.
+    The note does not say how many subscribers got these rows. Only the server knows this.
     """
     places = range(len(in_flight.batch)) if rows is None else rows.tolist()
     return logged(batch, _note(in_flight, PUBLISHED, "", list(places)))
@@ -32,13 +33,13 @@ def published(in_flight: InFlightBatch, batch: Batch, rows: Rows | None) -> Logg
 def rewritten(
     in_flight: InFlightBatch, batch: Batch, rows: Rows | None, mailbox: str, frame: Batch, places: Rows | None
 ) -> tuple[LoggedFrame | None, Batch]:
-    """Return a note for the event log about rewritten rows, and a mailbox's frame in which these rows are marked.
+    """Return what tells the event log about rewritten rows, and a mailbox's frame in which these rows are marked.
 
     If no row was rewritten, return None and the frame as it is.
 
-    Args: `rows` are the rows of the batch that is being sent (None: all). `frame` is the batch, or the folded batch,
-    which has one row for each broadcast. If it is the folded batch, `places` has, for each of the rows, its row in the
-    folded batch; otherwise it is None.
+    Args: `rows` are the rows of the batch in flight that go to the mailbox (None: all), and `batch` has these rows.
+    `frame` is `batch`, or a folded batch, which has one row for each broadcast. `places` has, for each of `rows`, its
+    row in the folded batch. `places` is None if `frame` is `batch`.
     """
     found = list(range(len(in_flight.batch)) if rows is None else rows.tolist())
     marked = np.array([at for at, row in enumerate(found) if row in in_flight.rewritten], np.intp)

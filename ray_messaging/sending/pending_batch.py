@@ -118,7 +118,7 @@ class Reaches:
         return found
 
     def are_all_in(self, records: Collection[MailboxRecord], from_ids: IdColumn) -> bool:
-        """Return whether all agents that hear some senders are in these mailboxes."""
+        """Return whether these mailboxes have all the agents that hear the given senders."""
         there = sum((self.of(record).hearers for record in records), np.zeros(len(self.hearers), np.int64))
         places = self.places_of(from_ids)
         return bool((there[places] >= self.hearers[places]).all())
@@ -296,10 +296,10 @@ class PendingBatch(msgspec.Struct, eq=False):
         for part in self.parts:  # a transaction gets its step at its end, after its messages were appended
             part.step = self.step
         if len(self.parts) > 1:
-            self.parts = [joined_batches(self.parts)]  # the payloads were copied, so the former batches are dropped
+            self.parts = [joined_batches(self.parts)]  # joining copies the payloads, so the parts can be dropped
         [batch] = self.parts
         batch.sender, batch.epoch, batch.first, batch.step, batch.frame = sender, epoch, first, self.step, None
-        batch.labels, batch.noted = {}, None  # only rules, and this process, may set these fields
+        batch.labels, batch.noted = {}, None  # another process may have set these fields, but only this one may
         return batch if self.conversation is None else self.conversation.extend(batch)
 
 
@@ -340,7 +340,7 @@ class TransactionBatch(PendingBatch, eq=False):
         Raises: TransactionError if the transaction would have too many messages; PayloadTooLarge for too many bytes.
         """
         for batch in batches:
-            # As JSON, payloads of several schemas can be joined.
+            # Payloads of different schemas can be joined only as JSON.
             batch.lines = None if batch.lines is None else batch.lines.json
         self.check_room(
             sum(batch.rows for batch in batches),

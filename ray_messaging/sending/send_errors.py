@@ -60,7 +60,7 @@ def too_large(frame: OutboundFrame, limit: int) -> PayloadTooLarge:
     """Build the error for a frame that is too large even for an empty mailbox. `limit` is in bytes."""
     return PayloadTooLarge(
         f"mailbox {frame.mailbox!r} cannot hold {len(frame.frame):,} bytes, not even when it is empty: send a "
-        "reference to the data instead, or raise MessagingConfig.mailbox_bytes there",
+        "reference to the data instead, or raise MessagingConfig.mailbox_bytes in the process that opens the mailbox",
         size=len(frame.frame),
         limit=limit,
     )
@@ -142,7 +142,7 @@ def unknown(cause: Exception) -> OutcomeUnknown:
         "Check whether they have arrived, or send them again: then some may arrive twice. As long as this messager "
         "does not reach the server, they may still arrive"
     )
-    if isinstance(cause, Closed):  # this messager can send nothing again
+    if isinstance(cause, Closed):  # a closed messager cannot send the messages again
         remedy = "Check whether they have arrived"
     error = OutcomeUnknown(
         f"the server has not confirmed these messages, so they may or may not have been sent ({cause}). {remedy}"

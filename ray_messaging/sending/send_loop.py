@@ -37,11 +37,10 @@ _LAST_FENCE_S = 1.0
 class SendLoop:
     """A task that takes one batch after the other, gets the verdicts on it, and writes it.
 
-    While a call is under way, the open batch collects messages. Closed batches, such as those of large sends, collect
-    no more messages, so they are written while an earlier call is under way, or, if the server is far, several calls.
-    If the server is far, the open batch is written too while calls are under way. So callers who wait for receipts do
-    not all wait for the same reply, and some of them send their next messages while the messages of the others are on
-    their way.
+    While a call is under way, the open batch collects messages. A closed batch, such as a large send, collects no more
+    messages, so it may be written before the replies to earlier calls. If the server is far, the open batch may be
+    written before these replies, too. So the callers who wait for receipts do not all wait for the same reply: some
+    callers send their next messages while the messages of other callers are on their way.
     """
 
     def __init__(
@@ -130,7 +129,7 @@ class SendLoop:
             self._break(broken)
 
     async def _step(self) -> None:
-        """Send the next batch. If there is none, wait for one."""
+        """Send the next batch, and queued frames that may be written. If no batch may be sent yet, sleep first."""
         pending, ahead = self._take()
         if pending is None:
             await self._sleep()
@@ -198,7 +197,7 @@ class SendLoop:
             await self._judge_again()
 
     async def _sleep(self) -> None:
-        """Wait for a batch, until the open batch may be written, or until frames for a full mailbox are sent again."""
+        """Wait until `wake` is called, or until the time at which the open batch or refused frames may be sent."""
         frames = self._frames
         retry_at = self._follow_at if frames.calls and frames.has_room else frames.retry_at
         try:
@@ -325,7 +324,7 @@ class SendLoop:
         # If the verdicts have two epochs, the server refuses them, and new verdicts are requested.
         return epochs.pop() if len(epochs) == 1 else MIXED
 
-    # -- the end --------------------------------------------------------------------------------------------------
+    # -- failures -------------------------------------------------------------------------------------------------
 
     def _break(self, error: MessagingError) -> None:
         self._abandon(error)

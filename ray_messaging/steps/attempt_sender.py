@@ -57,7 +57,7 @@ class AttemptSender:
         self._store = store
         self._group, self._attempt = engine.name, attempt
         self._account = account
-        self._hostings = -1  # how often the engine had begun to host agents when the directory was last loaded
+        self._hostings = -1  # the value of `engine.hostings` when the directory was last loaded
         self._announced = False  # whether the interceptor knows of this attempt
         self._known = False  # whether the directory is at least as new as it was when the step was opened
         self._number = 0  # the number of the next message
@@ -145,7 +145,7 @@ class AttemptSender:
                     raise MailboxFull(
                         f"step {step} of group {self._group!r} is not committed, because the server's memory is full. "
                         "Collected values and remembered calls stay in its memory until an event log has them in a "
-                        "file: start with log_dir=, collect less, or raise the server's maxmemory",
+                        "file: pass log_dir= to Messaging.start, collect less, or raise the server's maxmemory",
                         mailbox=self._group,
                     ) from error
                 await backoff.sleep()
@@ -199,9 +199,10 @@ class AttemptSender:
     async def _commit_whole(
         self, step: Step, batches: Sequence[PendingBatch], *, changed: bool, go_on: bool
     ) -> _Ended | None:
-        """Send and close a step in one call; return None, and do nothing, if several calls are needed.
+        """Send and close a step in one call; return None, and write nothing, if this is not possible.
 
-        The fates of all rows are known before the call, because the call writes everything or nothing.
+        It is possible if the step sends messages, no schema is declared, and all frames fit into one call. The fates of
+        all rows are known before the call, because the call writes everything or nothing.
         """
         destination = self._destination
         least = sum(batch.nbytes + _ROW_BYTES * len(batch) for batch in batches)
@@ -230,7 +231,7 @@ class AttemptSender:
     async def _frames_of(self, batches: Sequence[PendingBatch]) -> list[OutboundFrame]:
         """Get verdicts on batches, and return the frames to write.
 
-        Return [] if the frames are too large for one call.
+        Return [] if the frames need several calls.
         """
         destination = self._destination
         judged: list[tuple[InFlightBatch, int]] = []
