@@ -116,7 +116,8 @@ class Step:
         place = self.places.place(check_id(agent))
         if place < 0:
             raise UnknownName(
-                f"agent {agent!r} is not one of the {len(self.places):,} agents of this step's group", name=agent
+                f"agent {agent!r} is not one of the {len(self.places):,} agents of this step's group: see step.agents",
+                name=agent,
             )
         return self._inbox.of(place)
 
