@@ -155,9 +155,9 @@ class StepSends:
         # For each agent, the number of its messages that are in `_batches`.
         self._sent = np.zeros(len(agents), np.int64)
         self._batches: list[Batch] = []
-        # The number of each distinct payload. The key is the payload's bytes. If they contain null, the key is a tuple
-        # of these bytes. `begin_run` looks up bytes only, so it does not find them: NaN, which must be refused, is
-        # encoded as null, too.
+        # The number of each distinct payload. The key is the payload's bytes. For a payload that contains null, the key
+        # is a tuple of these bytes, which `begin_run` cannot find, because it looks up bytes. Otherwise `begin_run`
+        # would accept a payload with NaN, which is encoded as null, too.
         self._lines: dict[bytes | tuple[bytes], int] = {}
         # The recipient of each single message that is not in a batch yet. None: the message is a broadcast, or answers
         # a question of the user outside of the simulation.
