@@ -86,7 +86,11 @@ class GroupBoxes:
         self._unfolder = unfolder
 
     async def read(self, opened: Opened, box: BoxReader, record: MailboxRecord, moved: MovedAgents) -> ReadBoxes:
-        """Read all committed frames for an open step. Raises FrameError if one cannot be decoded or was lost."""
+        """Read the boxes of an open step, and return the messages that the group reads in the step.
+
+        Raises: FrameError if a frame cannot be decoded or was lost, or if an audience's pairs are damaged; UnknownName
+        if the version of an audience does not exist.
+        """
         own, step = await box.covered(opened.covers), opened.step
         late = all(cover.sent >= moved.changed for cover in opened.covers)
         others = [frames for origin in moved.origins.items() if (frames := await self._of_origin(*origin, step))]
@@ -120,13 +124,13 @@ class GroupBoxes:
         return found
 
     async def _toward(self, broadcasts: Batch, box: OpenBox, record: MailboxRecord) -> FoldedBatch:
-        """Return broadcasts with only those hearers that the group has in this step, and for which it reads this box.
+        """Return broadcasts with only those hearers that the group has in this step and for which it reads `box`.
 
         Raises: FrameError if the audience's pairs are damaged; UnknownName if the audience's version does not exist.
         """
         folded, agents = broadcasts.fold, record.agents(broadcasts.topics[0])
         assert folded is not None
-        then = self._unfolder.agents_of(folded.agents)  # the agents that the frame names
+        then = self._unfolder.agents_of(folded.agents)  # the mailbox's agents when the broadcasts were sent
         hearers = then & (agents - box.agents if box.besides else agents & box.agents)
         now = await self._unfolder.toward(broadcasts, agents)
         if then == agents == hearers:
@@ -156,10 +160,10 @@ class GroupBoxes:
 
 
 def _addressed(batch: Batch, box: OpenBox) -> Batch:
-    """Return the rows of a batch that the group reads.
+    """Return the rows of a batch in `box` that the group reads.
 
-    The box may be that of another group. Messages on plain channels, which belong to no agent, are read only by the
-    group whose mailbox has the box.
+    The box may be from the mailbox of another group. Messages on plain channels, which belong to no agent, are read
+    only by the group of that mailbox.
     """
     found = box.agents.find(batch.to_ids)
     plain = np.array([topic[:1] == ":" for topic in batch.topics], np.bool_)
@@ -219,7 +223,8 @@ def outside_ordinals(first: int, places: NDArray[np.uint32]) -> NDArray[np.uint3
 
     Ordinals order the messages of one sender in a step.
 
-    Args: `places` are the positions of the rows in the frame, and `first` is the number of the frame's first row.
+    Args: `places` are the positions of the rows in the frame. `first` is the number of rows from outside of the steps
+    that the box had before the frame.
     """
     return places + np.uint32(FIRST_OUTSIDE + first)
 
@@ -233,7 +238,7 @@ def _asked_outside(batch: Batch, extension: Extension) -> AskedOutside:
 
 
 class _Hits(NamedTuple):
-    """The rows of one batch that amendments, frames of the steps' supervisor, block or change.
+    """The rows of one batch that amendments block or change. An amendment is a frame of the steps' supervisor.
 
     For each row, `batches` is the index of the amendment, and `places` is the row in that amendment. `blocked` says
     whether the row is blocked. A row that is not blocked gets the amendment's payload and labels.
@@ -253,9 +258,10 @@ class _Hits(NamedTuple):
 
 
 def amended(batches: Sequence[Batch], amendments: Sequence[Batch]) -> list[Batch]:
-    """Return batches of a box with the changes that amendments, frames of the steps' supervisor, make to messages.
+    """Apply amendments to the batches of a box: return the batches without blocked rows, and with changed rows.
 
-    All rows of a batch were sent in the same step, and so were all rows of an amendment.
+    An amendment is a frame of the steps' supervisor. All rows of a batch were sent in the same step, and so were all
+    rows of an amendment.
     """
     found = list(batches)
     for step in dict.fromkeys(each.step for each in amendments):
@@ -300,19 +306,19 @@ def amended_broadcasts(folded: Batch, edges: Edges, amendments: Sequence[Batch])
     An amendment is a frame that blocks or changes messages of other frames. If amendments change the pairs of one
     broadcast in different ways, the result has one row for each way. If no pair is left, the result is None.
 
-    Args: `edges` are the pairs of sender and hearer in which the group has the hearer, in the version of the audience
-    that the broadcasts name. `amendments` are those that `amendments_of` returns for the batch.
+    Args: `edges` are the audience's pairs of sender and hearer whose hearers are agents of the group.
+    `amendments` are the result of `amendments_of` for the batch.
     """
     return _amended_pairs(folded, edges, amendments, without_changed=False)
 
 
 def unamended_broadcasts(folded: Batch, edges: Edges, amendments: Sequence[Batch]) -> Batch | None:
-    """Return the broadcasts to those hearers for whom no amendment blocks or changes them; None if there are none.
+    """Return broadcasts with only those pairs of sender and hearer that no amendment blocks or changes.
 
-    An amendment is a frame that blocks or changes messages of other frames.
+    An amendment is a frame that blocks or changes messages of other frames. If no pair is left, the result is None.
 
-    Args: `edges` are the pairs of sender and hearer in which the group has the hearer, in the version of the audience
-    that the broadcasts name. `amendments` are those that `amendments_of` returns for the batch.
+    Args: `edges` are the audience's pairs of sender and hearer whose hearers are agents of the group.
+    `amendments` are the result of `amendments_of` for the batch.
     """
     return _amended_pairs(folded, edges, amendments, without_changed=True)
 

@@ -29,7 +29,7 @@ _EARLY_S: Final = 0.05  # a gate requests further calls this many seconds before
 
 
 class HeldCalls(NamedTuple):
-    """The totals of a gate: how many calls through `me.remember` were granted, and how many of these have ended.
+    """The totals of a `CallGate`: how many calls through `me.remember` were granted, and how many of these have ended.
 
     `unused` counts the granted calls that were not made, because their callers were cancelled. `paid` counts the ended
     calls that have used tokens or money. `tokens` is how many tokens they used together, and `cost` what they cost
@@ -68,7 +68,7 @@ class _Used(NamedTuple):
 
 
 class Grant(NamedTuple):
-    """The answer to a gate's request: in how many seconds each granted call may begin.
+    """The answer to a request of a `CallGate`: in how many seconds each granted call may begin.
 
     `spent` says that no calls are left in the budget.
     """
@@ -88,7 +88,8 @@ class CallLimits:
         budget = settings.budget
         self._money = parts_of(Decimal(budget.split()[0])) if isinstance(budget, str) else None
         self._token_s = 0.0 if settings.tokens_per_minute is None else 60 / settings.tokens_per_minute
-        # The time at which the calls would have begun if they had always used tokens at the allowed pace.
+        # The time from which the allowed pace of tokens counts. The next call may begin once the pace has allowed all
+        # tokens that the ended calls have used, and that the calls under way will probably use.
         self._tokens_since = 0.0
         self._held: dict[str, HeldCalls] = {}  # group -> the totals of its gate
         self._former: list[HeldCalls] = []  # the totals of gates that no longer exist
@@ -98,11 +99,11 @@ class CallLimits:
     async def take(self, held: HeldCalls, wanted: int) -> Grant:
         """Grant up to `wanted` calls to a gate.
 
-        Return when at least one call is granted, or when the budget is spent.
+        Return when at least one call is granted, when the budget is spent, or when the group has a newer gate.
         """
         self.note(held)
-        # If the answer to an earlier request was lost, the calls that it granted are never made. So the number of
-        # granted calls is taken from the gate.
+        # If the answer to an earlier request was lost, the gate does not count the calls that the answer granted, and
+        # these calls are never made. So the number of granted calls is taken from the gate.
         self._held[held.group] = self._held[held.group]._replace(granted=held.granted)
         async with self._turn:
             while True:
@@ -156,7 +157,7 @@ class CallLimits:
         """Return how many more calls through `me.remember` may be under way now."""
         most = float("inf") if self._settings.concurrency is None else self._settings.concurrency
         used = self._used()
-        if self._settings.needs_usage:  # after few calls, their average says little about the next call
+        if self._settings.needs_usage:  # while few calls have ended, their average usage may mislead, so few may begin
             most = min(most, max(1, 2 * used.paid))
         if self._money is not None and (expected := used.expected(used.cost)):
             most = min(most, max(1, (self._money - used.cost) // expected))
@@ -172,7 +173,7 @@ class CallLimits:
         first = max(now, self._next)
         if self._token_s:
             taken_s = (used.tokens + used.under_way * tokens) * self._token_s
-            # Tokens that were not used in their minute cannot be used later.
+            # Tokens that the pace allowed until now, and that no call has used, cannot be used later.
             self._tokens_since = max(self._tokens_since, now - taken_s)
             first = max(first, self._tokens_since + taken_s)
         count = min(most, max(1, int(_AHEAD_S / pause_s)))

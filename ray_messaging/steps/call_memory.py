@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 
 # One call to the server writes at most 256 results. It takes no further result once it has 1 MiB of results.
 _BATCH, _BATCH_BYTES = 256, 2**20
-# The most seconds for which a result waits for further results, so that one call writes all of them. Only a result that
-# comes soon after a call to the server waits, and only until the callers' event loop begins its next round.
+# A result that comes within this many seconds after a call to the server waits for further results, so that one call
+# writes all of them. The wait ends when the callers' event loop begins its next round, or when these seconds are over.
 _WAIT_S = 0.05
 
 _decode = msgspec.msgpack.Decoder(KeptCall).decode
@@ -39,16 +39,15 @@ class CallMemory:
 
     The server keeps the results until the step is committed.
 
-    All callers must share one event loop. The calls to the server may use another event loop. Results that arrive
-    during a call to the server, or soon after it, are written together by the next call. That call is made at the
-    latest when the callers' event loop begins its next round. Before that, no caller could go on with a result.
+    All callers must share one event loop. The calls to the server may use another event loop. Results that come during
+    a call to the server, or soon after it, are collected, and the next call writes all of them (see `_WAIT_S`).
 
     Args: `limit` is the most bytes that one result may have. `again` says that earlier attempts at the step may have
     kept results.
     """
 
     def __init__(self, store: "RedisSteps", group: str, attempt: int, step: int, *, limit: int, again: bool) -> None:
-        # The error with which the server refused results; after it, no more results can be kept.
+        # The error after which no more results can be kept, because a call to the server failed or was refused.
         self.broken: StepAborted | None = None
         # A function that reads the results of the run from which this run was forked. It is called in a thread.
         self.parent: Callable[[], Mapping[str, bytes]] | None = None
@@ -62,9 +61,9 @@ class CallMemory:
         self._loading: Future[None] | None = None
         # The loaded results by key. Each comes with the place that it was loaded from (KEPT or PARENT).
         self._answers: dict[str, tuple[str, bytes]] = {}
-        self._failed: dict[str, KeptCall] = {}  # failed calls that have used tokens or money, by key
+        self._failed: dict[str, KeptCall] = {}  # the usage of failed calls that have used tokens or money, by key
         self._new: deque[_New] = deque()
-        self._idle = True  # whether nothing was written within the last `_WAIT_S` seconds
+        self._idle = True  # False from the beginning of a write until `_WAIT_S` seconds after its end
         self._asked = False  # whether `_ask` will be called
         self._more = False  # whether `_begin` was called during the call to the server
         self._task: asyncio.Task[None] | None = None  # the task that writes results
@@ -72,15 +71,13 @@ class CallMemory:
 
     @property
     def may_know(self) -> bool:
-        """Return whether `recall` may find results: of earlier attempts at the step, or of the run that was forked."""
+        """Return whether `recall` may find results of earlier attempts at the step or of the run that was forked."""
         return self._again or self.parent is not None
 
     async def recall(self, key: str) -> tuple[str, KeptCall] | None:
-        """Return the result of a call through `me.remember`, and where it comes from.
+        """Return where the result of a call through `me.remember` comes from, and the result; None if there is none.
 
-        It comes from an earlier attempt at the step (KEPT), or from the run that was forked (PARENT).
-
-        Return None if there is no result.
+        A result comes from an earlier attempt at the step (KEPT), or from the run that was forked (PARENT).
 
         Raises: StepAborted if the server does not return the results; LogError if the forked run's log cannot be read.
         """
@@ -118,7 +115,7 @@ class CallMemory:
         self._answers = answers
 
     def failed(self, key: str) -> KeptCall | None:
-        """Return what a failed call through `me.remember` has used in this step, or None if it has used nothing."""
+        """Return what a failed call through `me.remember` has used in this step; None if no usage was recorded."""
         return self._failed.get(key)
 
     async def keep_failed(self, key: str, call: KeptCall) -> None:
@@ -140,8 +137,8 @@ class CallMemory:
             self._idle = False
             self._loop.call_soon_threadsafe(self._begin)
         elif not self._asked:
-            # Functions that block this event loop may end one after the other. If each of their results were written in
-            # a call to the server of its own, the next function would have to wait for that call.
+            # In one round of this event loop, several functions that block the loop may end one after the other. `_ask`
+            # runs after this round, so that one call to the server writes all their results.
             self._asked = True
             asyncio.get_running_loop().call_soon(self._ask)
         await new.kept
@@ -188,7 +185,7 @@ class CallMemory:
 
     def _end_pause(self) -> None:
         self._pause, self._idle = None, True
-        if self._new:  # some results came just before this, or in a long round of the callers' event loop
+        if self._new:  # the callers' event loop has not called `_ask` for these results yet
             self._idle = False
             self._begin()
 

@@ -65,7 +65,7 @@ class StoredCall(NamedTuple):
 
 
 class CallStore:
-    """The stored answers in a folder, which is created if it does not exist.
+    """A folder with the stored answers of calls through `me.remember`. It is created if it does not exist.
 
     One object serves all threads of a process.
 
@@ -75,7 +75,7 @@ class CallStore:
     def __init__(self, folder: str) -> None:
         self.folder = folder
         self._lock = threading.Lock()
-        # The calls that this process is making now, by content.
+        # The calls that this process is making now, by `StoredCall.content`.
         self._flights: dict[str, Future[KeptCall | BaseException]] = {}
         self._holder = ""  # the name of the file that this process has locked, or "" before it locks one
         with self._checked():
@@ -122,7 +122,7 @@ class CallStore:
             await asyncio.wait({waited})  # if this call is cancelled, the other call goes on
             outcome = waited.result()
             if isinstance(outcome, KeptCall):
-                # The time and the tokens are recorded with the call that was made.
+                # The other call has the time and the tokens in its own record.
                 return KeptCall(0.0, 0, outcome.result, saved=outcome.usage or outcome.saved), False
             if isinstance(outcome, Exception) and not isinstance(outcome, BudgetSpent):
                 raise outcome
@@ -185,7 +185,7 @@ class CallStore:
             return True
 
     def _holder_of(self, content: str, database: sqlite3.Connection) -> str | None:
-        """Return the name of the process that is making a call now, or None if no other living process makes it."""
+        """Return the holder's name of another living process that is making a call now, or None if there is none."""
         row = database.execute("SELECT holder FROM flights WHERE content = ?", (content,)).fetchone()
         return row[0] if row is not None and row[0] != self._holder and self._lives(row[0]) else None
 
@@ -234,7 +234,7 @@ class CallStore:
             os.close(handle)
 
     def _lives(self, holder: str) -> bool:
-        """Return whether the process with this holder's name lives."""
+        """Return whether the process that made the file `holder` lives, which means that it still locks the file."""
         # This process must not open and close its own file, because that would release its lock.
         if holder.startswith(f"{os.getpid()}-"):
             return holder in _ours

@@ -72,12 +72,12 @@ def _sorted_rows(keys: Sequence[NDArray[Any]], wanted: Sequence[int] = ()) -> tu
 
 
 def _sorted_by(parts: Sequence[_Part], rows: int, order: Order | None) -> Keys:
-    """Pack keys and a row's position into one number per row, and return the sorted numbers.
+    """Pack the keys and the position of each row into one number, and return the sorted numbers.
 
-    The position is that in `order`, or the row's index if `order` is None.
+    A row's position is its index in `order`. If `order` is None, it is the row's own index.
     """
-    # Sorting such numbers takes down to a sixth of the time of an argsort. The numbers are computed in blocks that stay
-    # in the processor's cache, because new large arrays need new memory pages, which take as long as the arithmetic.
+    # Sorting packed numbers is up to six times as fast as an argsort of the keys. The numbers are computed in blocks
+    # that stay in the processor's cache, because large arrays need new memory pages, which cost as much as arithmetic.
     width, found = rows.bit_length(), np.empty(rows, np.int64)
     for start in range(0, rows, _BLOCK):
         block = found[start : start + _BLOCK]
@@ -98,7 +98,7 @@ def _key_of(numbers: Keys, parts: Sequence[_Part], at: int) -> NDArray[Any]:
     """Return the values of the key `parts[at]`, read from the sorted numbers into which all keys were packed."""
     rows, part = len(numbers), parts[at]
     above = parts[at + 1].shift if at + 1 < len(parts) else _INT64_BITS - rows.bit_length()
-    # Ids are packed as int32, and are returned as int64. Other keys are returned in their own type.
+    # Ids may be packed as int32, but are returned as int64. Other keys are returned in their own type.
     found = np.empty(rows, np.int64 if part.values.dtype == np.int32 else part.values.dtype)
     for start in range(0, rows, _BLOCK):
         block = numbers[start : start + _BLOCK] >> (rows.bit_length() + part.shift)
@@ -141,9 +141,10 @@ def _kinds(column: IdColumn) -> NDArray[np.uint8]:
 
 
 def _packed(keys: Sequence[NDArray[Any]]) -> list[list[_Part]]:
-    """Return keys packed into as few non-negative numbers per row as possible, with room for the row's index.
+    """Return how keys are packed into as few non-negative numbers per row as possible, as a list of parts per number.
 
-    The first key is the most significant one. Of the returned numbers, the last is the most significant one.
+    Each number has room for the row's index, too. The first key is the most significant one, and it is in the last
+    number. A key that has the same value in all rows is left out.
     """
     rows = len(keys[0])
     room = _INT64_BITS - rows.bit_length()
@@ -207,9 +208,9 @@ def joined_in_order(batches: Sequence[Batch]) -> tuple[Batch, Order]:
 
 
 def _with_conversation(extensions: Sequence[Extension], rows: Sequence[int], order: Order) -> Extension:
-    """Return the columns of several batches as one, in the given order. Some batches have questions or answers.
+    """Return the extensions of several batches, some of which have questions or answers, as one in the given order.
 
-    For rows of the other batches, the columns say that the message is neither a question nor an answer.
+    For a batch without questions and answers, the result says that its rows are neither.
     """
     parts = [
         Extension(
@@ -241,8 +242,8 @@ def _times(batches: Sequence[Batch], rows: Sequence[int], order: Order) -> Any: 
     if any(isinstance(value, np.ndarray) for value in values) or values.count(values[0]) == len(values):
         times = _by_row(values, rows)
         return times[order] if isinstance(times, np.ndarray) else times
-    # The batch numbers are put in order instead of the times. A batch number takes at most a quarter of the memory of a
-    # time, so the numbers fit into the processor's cache.
+    # Each batch has one time. The numbers of the batches are put in order instead of the times. A number usually takes
+    # at most a quarter of the memory of a time, so the numbers fit into the processor's cache.
     numbers = np.repeat(np.arange(len(values), dtype=np.min_scalar_type(len(values))), rows)
     return np.array(values)[numbers[order]]
 

@@ -1,13 +1,13 @@
 """Digests of the messages of a step. Equal messages give equal digests, in any order and with any number of groups.
 
 A row's canonical bytes are, in this order: step sent, step read, from_id, ordinal, to_id, subtopic, fate, rule, labels,
-payload. Ordinal n means the agent's n-th message in the step. For a message from outside of the steps, ordinal n means
-the sender's n-th message to the hearer. A question ends with "q". An answer ends with "a" and the id of its question.
-If the question came from outside, the ordinal in this id is left out, because it depends on the layout of the groups. A
-broadcast has, instead of to_id, "b", the audience's name and the hash of the audience's pairs (without a hash for the
-audience of all agents). It counts once for each pair. A number takes 8 bytes, little endian. A text has its length
-before it. The digest of a step is the sum of its rows' BLAKE2b-256, modulo 2**256. The history digest chains the steps:
-it is the BLAKE2b-256 of the previous history digest, the step, the number of rows, and the step's digest.
+payload. Ordinals number an agent's messages in the step, from 0. For messages from outside of the steps, they number
+the sender's messages to the hearer, from 2**31. A question ends with "q". An answer ends with "a" and the id of its
+question. If the question came from outside, the ordinal in this id is left out, because it depends on the layout of the
+groups. A broadcast has, instead of to_id, "b", the audience's name and the hash of the audience's pairs (without a hash
+for the audience of all agents). It counts once for each pair. A number takes 8 bytes, little endian. A text has its
+length before it. The digest of a step is the sum of its rows' BLAKE2b-256, modulo 2**256. The history digest chains the
+steps: it is the BLAKE2b-256 of the previous history digest, the step, the number of rows, and the step's digest.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -39,7 +39,7 @@ NO_AUDIENCES: Mapping[AudiencePairs, bytes] = {}
 _number = Packer("<q").pack
 _length = Packer("<I").pack
 _NONE = b"n"
-_FROM_ID, _ORDINAL, _TO_ID = 17, 25, 34  # the positions of these numbers in a row's bytes, if both ids are ints
+_FROM_ID, _ORDINAL, _TO_ID = 17, 25, 34  # the offsets of these fields in the result of `row_bytes`, if the ids are ints
 
 
 class HeardBy(NamedTuple):
@@ -240,8 +240,8 @@ class LaterDigests:
     """The rows that a group has sent from this process in its last `count` steps, kept to compute their digests later.
 
     Rows of steps before `first` are not kept: the run goes on long after these steps, so nobody asks for their digests.
-    When the rows take more than `KEPT_BYTES`, the digests of the first steps are computed, and only the sums of these
-    digests are kept.
+    When the rows take more than `KEPT_BYTES`, the digests of the oldest rows are computed, and only the sum of these
+    digests is kept for each step.
     """
 
     def __init__(self, first: int, count: int) -> None:
@@ -284,10 +284,10 @@ def _size(rows: Iterable[HashedLater]) -> int:
 def numbered_outside(rows: Sequence[DigestRow], pairs: Pairs) -> Iterator[tuple[DigestRow, int]]:
     """Yield messages from senders outside of the steps, each with its ordinal, and with the number of times it counts.
 
-    Ordinal n means the sender's n-th message to the hearer. A broadcast may be the second message for one hearer, and
-    the third message for another hearer. So the broadcast is yielded once for each of these ordinals, and counts once
-    for each hearer that has the ordinal. All messages for one agent arrive in one box, so the rows do not depend on how
-    agents are spread over groups.
+    Ordinals number the sender's messages to one hearer, from `FIRST_OUTSIDE`. A broadcast may be the second message for
+    one hearer, and the third message for another hearer. So the broadcast is yielded once for each of these ordinals,
+    and counts once for each hearer that has the ordinal. All messages for one agent arrive in one box, so the ordinals
+    do not depend on how agents are spread over groups.
 
     Args: `rows` are in the order of their arrival, and `pairs` has the hearers of each row.
     """

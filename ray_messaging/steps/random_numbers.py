@@ -16,7 +16,7 @@ from ray_messaging.steps.agent_places import AgentPlaces
 
 # Seeds are computed for this many agents at once, because one at a time would take a hundred times as long.
 _BLOCK = 1024
-_GOLDEN = np.uint64(0x9E3779B97F4A7C15)  # the distance between two states of SplitMix64
+_GOLDEN = np.uint64(0x9E3779B97F4A7C15)  # SplitMix64 adds this to its state for each number
 
 
 def agent_generator(seed: int, step: int, agent: AgentId) -> Generator:
@@ -42,7 +42,7 @@ class StepGenerators:
     def __init__(self, seed: int, step: int, agents: AgentPlaces) -> None:
         self.agents = agents
         self._seed, self._step = seed, step
-        # The place of the first agent of a block, and the seeds of the agents from that place on.
+        # The block whose seeds were computed last: the index of its first agent, and the seeds of its agents.
         self._block: tuple[int, list[NDArray[np.uint64]]] = (0, [])
 
     def at(self, place: int) -> Generator:
@@ -53,11 +53,9 @@ class StepGenerators:
         return Generator(PCG64DXSM(_Seed(seeds[place - low])))  # type: ignore[arg-type]  # any ISeedSequence
 
     def _block_of(self, place: int) -> tuple[int, list[NDArray[np.uint64]]]:
-        """Return the index of the first agent of a block, and the block's seeds.
+        """Compute the seeds of the block of agents that contains index `place`.
 
-        The block has the agent at index `place`.
-
-        Seeds are computed for a block of agents at once, because this is faster.
+        Return the index of the block's first agent, and the seeds.
         """
         low = place - place % _BLOCK
         keys = np.frombuffer(_hash_of(self._seed, self._step, 16), np.uint64)
@@ -86,7 +84,7 @@ def uniform_rows(seed: int, step: int, agents: AgentPlaces, k: int) -> NDArray[n
 
     Each number is a hash of the seed, the step, the agent and the number's position, so agents need no generators.
 
-    Raises: ConfigError unless k is a number of at least 0.
+    Raises: ConfigError unless k is a whole number of at least 0.
     """
     if isinstance(k, bool) or not isinstance(k, int | np.integer) or k < 0:
         raise ConfigError(f"uniform({k!r}) is invalid: pass how many numbers each agent gets, such as uniform(3)")

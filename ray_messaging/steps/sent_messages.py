@@ -89,7 +89,7 @@ class SentMessages:
 
 
 def no_messages(sender: str, step: int, attempt: int = 0) -> Batch:
-    """Return a batch of a step that has no messages."""
+    """Return a batch without messages for a step."""
     nobody, extension = IdColumn.of([]), Extension(attempt=attempt, ordinal=np.zeros(0, np.uint32))
     batch = ColumnChunk(nobody, nobody, PayloadColumn.of([])).batch((AGENT_CHAT,), step, 0.0, extension)
     batch.sender, batch.epoch = sender, attempt

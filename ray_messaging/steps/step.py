@@ -116,7 +116,7 @@ class Step:
         place = self.places.place(check_id(agent))
         if place < 0:
             raise UnknownName(
-                f"agent {agent!r} is not one of the {len(self.places):,} agents of this step's group",
+                f"agent {agent!r} is not one of the {len(self.places):,} agents of this step's group: see step.agents",
                 kind="agent",
                 value=agent,
             )
@@ -138,7 +138,7 @@ class Step:
     def uniform(self, k: int = 1) -> NDArray[np.float64]:
         """Return k uniform random numbers in [0, 1) for each agent, float64 (n, k). Row i belongs to `agents[i]`.
 
-        Raises: ConfigError unless k is a number of at least 0.
+        Raises: ConfigError unless k is a whole number of at least 0.
         """
         return uniform_rows(self.seed, self.number, self.places, k)
 
@@ -157,7 +157,8 @@ class Step:
         for all messages; payloads is a sequence of n dicts, or one dict for all messages.
         Raises: UnknownSender for a from_id that is not an agent of this group; InvalidAddress for an invalid id or
         subtopic; InvalidColumns if the columns do not fit together; InvalidPayload or PayloadTooLarge for an invalid
-        payload; ConfigError for a `deliver_at` that has passed or is too far ahead; Closed if the step has ended.
+        payload; ConfigError for a `deliver_at` that is not a later step or is too far ahead, and for a send from a
+        second thread; Closed if the step has ended.
         """
         self.sends.add_columns(from_ids, to_ids, payloads, subtopic, deliver_at)
 
@@ -206,7 +207,7 @@ class Step:
         read.
 
         Raises: UnknownName if `audience` is not an audience or its name; ConfigError if the audience changed between
-        the broadcasts that are read in this step.
+        the broadcasts that are read in this step, or if their subtopics have different agents of the group as hearers.
         """
         return self._inbox.heard(name_of(audience))
 
@@ -283,8 +284,9 @@ class Step:
         (n, 3).
         Raises: UnknownName for an audience that does not exist in this step; UnknownSender for an agent of another
         group; InvalidColumns if the arguments do not fit together; Closed if the step has ended. The commit raises
-        UnknownName for an agent without a position, and ConfigError for an audience that was not made of positions. In
-        both cases the step is not committed.
+        UnknownName for an agent without a position, InvalidColumns for a wrong number of dimensions, and ConfigError
+        for an audience that was not made of positions, or without Steps(wait_for="all"). Then the step is not
+        committed.
         """
         self.sends.check_open()
         name, column = name_of(audience), IdColumn.checked(ids)
@@ -326,7 +328,7 @@ class Step:
 
     @property
     def state(self) -> bytes | None:
-        """Return the group's state: the one set in this step, or else that of the previous step. None means no state.
+        """Return the state that this step has set, or else the state of the previous step. None means no state.
 
         Setting the state raises InvalidPayload for anything except bytes or None, PayloadTooLarge for more bytes than
         MessagingConfig.state_bytes, and Closed if the step has ended.

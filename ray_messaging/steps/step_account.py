@@ -51,10 +51,10 @@ _Parts = list[tuple[bytes, bytes]]
 class StepCounts(msgspec.Struct, array_like=True, frozen=True):
     """The counts that a group stores with a step: messages by fate, and the sum of their digests.
 
-    `digest` is b"" if digests were not computed. `total` counts the messages of this and all earlier steps, by fate.
-    `outside` counts the messages from senders outside of the steps that the group has read in the step. If digests are
-    computed, the sum includes these messages. `unheard` maps a few addresses to the number of undeliverable messages in
-    `total` that were sent to this address.
+    `digest` is the sum, or b"" if digests were not computed. `total` counts the messages of this and all earlier steps,
+    by fate. `outside` counts the messages from senders outside of the steps that the group has read in the step. The
+    sum includes these messages. If digests were not computed, `outside` is 0. `unheard` maps a few addresses to the
+    number of undeliverable messages in `total` that were sent to this address.
     """
 
     fates: dict[str, int]
@@ -90,18 +90,21 @@ class StepAccount:
         self._heard = 0, 0
 
     def hear(self, read: Sequence[FoldedBatch | Batch]) -> None:
-        """Begin to count a step's messages, with those from outside of the steps that the group reads.
+        """Count the messages from outside of the steps that the group reads in the open step.
 
-        Args: `read` has the messages from outside in the order of their arrival. If no digests are computed, these
-        messages are not counted.
+        If no digests are computed, these messages are not counted.
+
+        Args: `read` has these messages in the order of their arrival.
         """
         rows = outside_rows(read) if self._digest else []
         self._heard = sum(weight for _, weight in rows), sum(sum_of([row], [weight]) for row, weight in rows)
 
     def of_step(self, step: int, sent: Iterable[tuple[Batch, Outcome]]) -> StepCounts:
-        """Return the counts of the open step, in which the group has sent these batches.
+        """Return the counts of the open step.
 
-        A row that has an error instead of a fate prevents the commit of the step.
+        A row that has an error instead of a fate is not counted. The step is then not committed.
+
+        Args: `sent` has the batches that the group has sent in the step, with the fates of their rows.
         """
         fates, unheard, (outside, digest) = Counter[str](), Counter(self.before.unheard), self._heard
         unhashed: list[HashedLater] = []
@@ -118,7 +121,7 @@ class StepAccount:
                 continue
             if self._later is not None and (batch.extension is None or batch.extension.audience is None):
                 unhashed.append(HashedLater(batch, bytes(outcome.codes), outcome.blocks))
-            else:  # the digest is computed at once, because the hash of the broadcasts' audience is not kept for later
+            else:  # `later` cannot digest broadcasts, because it does not have the hash of their audience
                 digest += sum_of_batch(batch, outcome.codes, outcome.blocks, self.audiences)
         hashed = b""
         if self._later is not None:
@@ -150,7 +153,7 @@ def _name_unheard(unheard: Counter[str], batch: Batch, rows: NDArray[np.intp]) -
     for row, to_id in zip(rows.tolist(), batch.to_ids.take(rows).tolist(), strict=True):
         topic = batch.topic_of(row)
         address = f"channel {topic[1:]!r}" if to_id is None else f"agent {to_id!r}"
-        if to_id is not None and topic != AGENT_CHAT:  # a group may host this agent, and not listen on the subtopic
+        if to_id is not None and topic != AGENT_CHAT:  # a group may host this agent, but not listen on the subtopic
             address = f"subtopic {topic!r} of {address}"
         if address in unheard or len(unheard) < _NAMED:
             unheard[address] += 1
@@ -159,8 +162,8 @@ def _name_unheard(unheard: Counter[str], batch: Batch, rows: NDArray[np.intp]) -
 def outside_rows(read: Sequence[FoldedBatch | Batch]) -> list[tuple[DigestRow, int]]:
     """Return messages that senders outside of the steps sent to agents, in the form of which digests are computed.
 
-    With each message comes how often it counts. Messages that a rule rewrote are left out. The event log does not take
-    these from the batches in `read` either, but from a separate note.
+    Each message comes with the number of times that it counts. Messages that a rule rewrote are left out: the event log
+    takes them from a separate note, and not from the batches in `read`.
     """
     rows: list[DigestRow] = []
     places, hearers = [], []

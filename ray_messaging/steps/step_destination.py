@@ -28,16 +28,16 @@ if TYPE_CHECKING:
 
 
 class AttemptBoxes:
-    """The calls with which one attempt, which is one driver's work at a group's steps, writes frames to boxes.
+    """The calls with which one attempt writes frames to boxes. An attempt is one driver's work at a group's steps.
 
-    A box has the messages that one mailbox reads in one step. After a failure, the attempt must be given up.
+    A box has the messages that one mailbox reads in one step. If a call fails, the attempt must be given up.
 
     Args: `attempt` is the number of the attempt; `step` is its first step.
     """
 
     def __init__(self, store: "RedisSteps", group: str, attempt: int, step: int) -> None:
         self.step = step  # the open step
-        self.rows = 0  # the open step's rows in boxes, without rows that are only published or logged
+        self.rows = 0  # how many rows the open step has written to boxes of mailboxes and of askers, see `in_box`
         # The frames that the open step has written to the group's own box of the next step.
         self.own: list[BoxFrame] = []
         # Boxes that accept no messages, because their group does not take part in the box's step.
@@ -49,7 +49,7 @@ class AttemptBoxes:
         self._store = store
 
     def begin(self, step: int) -> None:
-        """Write the frames of this open step from now on."""
+        """Begin a step: the frames that are written from now on belong to it."""
         if step != self.step:  # if the supervisor runs the same step again, the boxes in `shut` still accept nothing
             self.shut.clear()
         self.step, self.rows, self.own, self.tag = step, 0, [], StepTag(self.group, step, self.attempt)
@@ -116,9 +116,9 @@ class AttemptBoxes:
 
 
 def in_box(write: FrameWrite) -> bool:
-    """Return whether a frame goes into a box, of a mailbox or of an asker outside of the steps.
+    """Return whether a frame goes into the box of a mailbox or of an asker outside of the steps.
 
-    Other frames are only published or logged.
+    Other frames are only published or logged, or have new positions of agents.
     """
     return write.mailbox.find("@") > 0 and write.mailbox[0] != ":"
 
@@ -146,7 +146,8 @@ class StepDestination(Destination):
         self.router.in_memory = boxes.in_memory
         # For each audience to which the group broadcasts, the hash of its pairs.
         self.digests: dict[AudiencePairs, bytes] = {}
-        # By audience and topic: how many agents hear each sender, and the senders and routes for which this holds.
+        # By audience and topic: the senders, the routes, and how many agents hear each sender. The counts hold only for
+        # these senders and routes. None in place of the routes: the counts hold for all routes.
         self._reaches: dict[tuple[AudiencePairs, str], tuple[AgentPlaces, Routes | None, Reaches]] = {}
 
     @property
@@ -155,9 +156,9 @@ class StepDestination(Destination):
         return self._routes
 
     def begin(self, step: int) -> None:
-        """Send messages to the boxes of this open step's readers from now on.
+        """Begin a step: the messages that are sent from now on belong to it.
 
-        The readers are found by the directory of mailboxes that was loaded last.
+        They are routed by the directory of mailboxes that was loaded last.
         """
         self.boxes.begin(step)
         self._routes = self._engine.directory.read_in(step + 1)
@@ -198,7 +199,7 @@ class StepDestination(Destination):
     # -- broadcasts -----------------------------------------------------------------------------------------------
 
     async def prepared(self, batches: Sequence[Batch], senders: AgentPlaces, step: int) -> list[PendingBatch]:
-        """Return batches in a form that can be sent. With broadcasts comes the number of agents that hear each sender.
+        """Return batches in a form that can be sent. Where possible, a broadcast to many hearers stays one row.
 
         Raises: UnknownName if an audience does not exist; FrameError if its pairs are damaged.
         """
@@ -217,8 +218,8 @@ class StepDestination(Destination):
 
     async def _sendable(self, broadcasts: Batch, reaches: Reaches) -> list[PendingBatch]:
         records = self.routes.records.values()
-        # If no group hosts a hearer, there must be a row for that hearer, because its message is published and gets a
-        # note for the log.
+        # A hearer that no group hosts needs a row of its own, because its message is published, and the event log gets
+        # a note about this message. So broadcasts are sent whole only if groups host all their hearers.
         whole = not any(record.globs for record in records) and reaches.are_all_in(records, broadcasts.from_ids)
         if whole and await self._engine.verdict_client.pass_whole(broadcasts) is not None:
             return [PendingBatch.of(broadcasts, reaches=reaches)]
@@ -228,11 +229,12 @@ class StepDestination(Destination):
     async def _reach(self, audience: AudiencePairs, topic: str, senders: AgentPlaces) -> Reaches:
         """Return how many agents hear each sender in an audience.
 
-        The result is cached until senders or audience change.
+        The result is cached until the senders or the audience change. For the audience of all agents, it is also
+        computed again when the routes change.
         """
         routes = self.routes
-        # A move of agents may count only from a later step on, although it is in the directory already. So the routes
-        # of two steps may differ, although the version of the directory is the same.
+        # The routes are compared, and not the version of the directory. A move of agents that is already in the
+        # directory may count only from a later step on. So two steps may have different routes by the same version.
         key, everybody = (audience, topic), routes if audience == EVERYBODY else None
         found = self._reaches.get(key)
         if found is None or found[0] is not senders or found[1] is not everybody:

@@ -89,7 +89,8 @@ class StepInbox:
     def heard(self, name: str) -> Heard:
         """Return the broadcasts to one audience, as the agents hear them.
 
-        Raises: ConfigError if the audience changed between the broadcasts that are read in this step.
+        Raises: ConfigError if the audience changed between the broadcasts that are read in this step, or if their
+        subtopics have different agents of the group as hearers.
         """
         found = [each for each in self._folded if audience_of(each.batch).name == name]
         versions = sorted({audience_of(each.batch).version for each in found})
@@ -143,7 +144,7 @@ class StepInbox:
 
         Args: `number` is the number of the open step.
 
-        Raises: NoQuestion if a message was read in another step, or is not a question.
+        Raises: NoQuestion if a message is not a question, was answered, or was read in another step.
         """
         found = slices_of(messages)
         check_questions(found)
@@ -166,10 +167,9 @@ class StepInbox:
     def inboxes(self, places: "NDArray[np.intp] | slice" = EVERYBODY) -> Iterator[Messages]:
         """Return the messages of each agent at `places`, also of agents without messages.
 
-        By default these are all agents.
+        The messages of an agent are in canonical order, which is the same in every run.
 
-        Args: `places` are indices among the agents. The messages are in canonical order, which is the same in every
-        run.
+        Args: `places` are indices among the agents; by default all agents.
         """
         lows, counts = (each[places] for each in self._spans)
         nothing = _NoMessages.of(self._exp_id)
@@ -191,22 +191,23 @@ class StepInbox:
 
 
 class _DecodedRows:
-    """The rows of an inbox, some of which are decoded together, when an agent reads the first of these rows.
+    """The rows of an inbox. When an agent reads its rows, the rows of the following agents are decoded, too.
 
-    Agents that read in the order of their rows, as in most models, get objects that are decoded already.
+    So if agents read in the order of their rows, as in most models, most get messages that are decoded already.
     """
 
     __slots__ = ("_decoded", "batch", "exp_id")
 
     def __init__(self, exp_id: str, batch: Batch | None) -> None:
         self.exp_id, self.batch = exp_id, batch
-        # The first decoded row, the row after the last one, and a list of their messages. If the first message of an
-        # agent is replaced by None in this list, the agent has read its messages, and may have changed the objects.
-        # Then they must be decoded again. The tuple is replaced as a whole, because agents may read in several threads.
+        # The first decoded row, the row after the last decoded row, and the list of the decoded messages. When an agent
+        # reads its messages, None replaces the first of them in this list. A second read must decode them again,
+        # because the agent may have changed the objects. The tuple is replaced as a whole, because agents may read in
+        # several threads.
         self._decoded: tuple[int, int, list[Any]] = 0, 0, []
 
     def take(self, low: int, high: int) -> list[Message]:
-        """Return new Message objects for some of these rows, which are the messages of one agent."""
+        """Return the messages of one agent, rows `low` to before `high`. Each call returns new Message objects."""
         batch = self.batch
         if batch is None or low == high:
             return []
@@ -256,9 +257,9 @@ class _Inbox(ReadMessages):
         return repr(self._messages)
 
 
-# msgspec creates a struct in a third of the time that Python takes for a class, so this is no subclass of Messages.
+# This is a msgspec.Struct instead of a subclass of Messages, because an instance is created in a third of the time.
 class _AgentMessages(_Inbox, msgspec.Struct, eq=False, gc=False):
-    """The messages of one agent in a step, whose number is known before they are decoded. A loop decodes them."""
+    """The messages of one agent in a step. A loop over them decodes them. `len` needs no decoding."""
 
     _decoded: _DecodedRows
     _low: int

@@ -78,8 +78,8 @@ def step_loop(engine: Engine, later: LaterDigests | None = None) -> "StepLoop":
 async def driven_loop(engine: Engine, task: str) -> "StepLoop":
     """Return a loop with which a Ray task drives the steps of a group that another process hosts.
 
-    If Ray runs a task again, the new execution does not wait until the lease of the earlier execution, which is dead,
-    has ended.
+    If the task dies and Ray runs it again, the new execution takes over the group at once. It does not wait until the
+    lease of the dead execution has ended.
 
     Raises: ConfigError if the experiment has no steps.
     """
@@ -96,8 +96,8 @@ async def driven_loop(engine: Engine, task: str) -> "StepLoop":
 class StepLoop:
     """The steps of one group, driven by this process.
 
-    Args: `engine` has the group's name. `driver` has the name of this process, and a number that is higher each time
-    that a driver of this name begins again.
+    Args: `engine` is the engine of the group's messager. `driver` names the task that drives the group. Its start
+    number is higher each time that the task begins again.
     `later`, if given, keeps the rows of the steps, and computes their digests only if they are asked for.
     """
 
@@ -123,14 +123,14 @@ class StepLoop:
         self.committed = -1  # the last step that was committed
         self.sealed = -1  # the last step that all groups have committed, as the answer to this group's last commit said
         self.state: bytes | None = None  # the state after the last committed step
-        # Whether a `Run`, which takes all groups through several steps in each call, opens the first step of a call for
-        # all groups. Then this group may begin that step although it has not asked for it.
+        # Each call of a `Run` takes all groups through several steps. True if the `Run` opens the first of these steps
+        # for all groups at once, so that this group need not ask the server to open it.
         self.is_told = False
         self.ahead = 0  # for how many steps after the open one agents may make calls through `me.remember`
         # A function that takes a step and agents, and reads the results of calls that these agents have made in that
         # step of the run from which this run was forked.
         self.parent_calls: Callable[[int, AgentSet], Mapping[str, bytes]] | None = None
-        # By step, the results of calls through `me.remember`: for the open step, and for steps after it.
+        # The results of calls through `me.remember`, by step: for the open step and for later steps.
         self._memories: dict[int, CallMemory] = {}
         self._taken: DrivenGroup | None = None
         self.account = StepAccount(digest=settings.digest, later=later)
@@ -140,8 +140,8 @@ class StepLoop:
 
         With `leave` the group takes no part in step `until` and later steps, and other groups do not wait for it.
 
-        Raises: ConfigError for an invalid `until`; AlreadyExists if another task drives the group. If a step raises
-        StepAborted, StepTooLarge, Fenced or Closed, it is not committed, and a new driver runs it again.
+        Raises: ConfigError for an invalid `until`; AlreadyExists if another task drives the group; StepAborted,
+        StepTooLarge, Fenced or Closed, among others, if a step cannot be committed. A new driver runs this step again.
         """
         async with aclosing(self.standing(until, leave=leave)) as steps:
             async for step in steps:
@@ -150,7 +150,7 @@ class StepLoop:
                 yield step
 
     async def standing(self, until: int, *, leave: bool = False) -> AsyncGenerator[Step | None, None]:
-        """Yield the steps before `until`, as `steps` does, and then None again and again until `until` gets higher.
+        """Yield the steps before `until`, as `steps` does, and then None until the caller raises `self.until`.
 
         Meanwhile this process stays the group's driver. So further steps begin without a question to the server about
         the driver and the group's counts.
@@ -193,8 +193,8 @@ class StepLoop:
                 self._host(self._engine.directory, number)
                 step = await self._step(opened, taken.attempt, box)
                 self._taken = taken
-                # If agents have come, the results that were read from the run from which this run was forked lack the
-                # results of these agents. So they are read again.
+                # `parent_calls` has read only the results of the agents that the group had in the previous step. If the
+                # group has other agents now, all results are read again.
                 lacking = self.parent_calls is not None and self.before != self.places.agents
                 self._memories = {
                     each: calls for each, calls in self._memories.items() if each >= number and not lacking
@@ -216,7 +216,7 @@ class StepLoop:
                 self.committed, self.state, self.before = number, step.state, step.places.agents
                 self.sealed = sender.sealed
         finally:
-            transport.end_steps()  # if the calls below fail, they are repeated only as long as calls outside of steps
+            transport.end_steps()  # failed calls are now repeated for the shorter time that applies outside of steps
             if step is not None:
                 step.sends.end()
             try:
@@ -299,7 +299,7 @@ class StepLoop:
     async def _renew(self, attempt: int) -> None:
         while True:
             await asyncio.sleep(STEP_LEASE_S / 3)
-            with suppress(MessagingError):  # the next call of the loop raises the error
+            with suppress(MessagingError):  # the step loop's next call to the server raises the error
                 await self._store.renew(self._group, attempt)
 
     # -- one step -------------------------------------------------------------------------------------------------
@@ -327,13 +327,13 @@ class StepLoop:
         return found
 
     def _expect(self, box: BoxReader, step: int, news: str) -> None:
-        """Begin to wait for the server's report that `step` is open. `box` reads this step's messages.
+        """Begin to wait for the server's report that `step` is open, if such a report is expected.
 
-        The server reports on a stream. The wait begins after the position `news` of this stream.
+        The server reports on a stream. The wait begins after the position `news` of this stream. From step `until` on,
+        there is a report only if a `Run` opens the step for all groups. If `news` is "", an earlier driver of the group
+        may have got this report already, so the loop does not wait for the report. It asks the server later.
 
-        From step `until` on, a step is opened by a `Run` for all its groups, and the report must name this group. If
-        `news` is "", an earlier driver of the group may have got that report already. Then this does not wait, and the
-        server is asked later.
+        Args: `box` reads the messages of `step`.
         """
         if step < self.until:
             box.expect(news, STEP_NEWS_TIMEOUT_S)
@@ -341,7 +341,7 @@ class StepLoop:
             box.expect_opening(news, step, STEP_NEWS_TIMEOUT_S)
 
     def _check_open(self) -> None:
-        """Raise Closed if the messager was closed, because the loop must not commit then, or wait for other groups."""
+        """Raise Closed if the messager was closed. Then the loop must neither commit nor wait for other groups."""
         if self._engine.closed:
             raise self._engine.not_open(Closed)
 

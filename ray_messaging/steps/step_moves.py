@@ -107,7 +107,7 @@ def _merged(name: str, parts: list[NewPositions]) -> NewPositions:
 
 
 class MovedAudiences:
-    """The new positions that all groups set in one step. Each group reads them once all groups have closed the step.
+    """The new positions that all groups set in one step. Each group reads them after all groups have closed the step.
 
     Each audience with new positions gets one new version for the whole step. The first process that needs the version
     makes it.
@@ -118,7 +118,9 @@ class MovedAudiences:
         self._audiences = audiences
 
     async def follow(self, step: int, directory: Directory) -> bool:
-        """Make new versions of audiences with the positions of the previous step; return whether agents have moved.
+        """Make new versions of audiences with the positions that agents got in the step before `step`.
+
+        Return whether there are such positions.
 
         Raises: FrameError if the positions cannot be read; AudienceTooLarge if the new version has too many pairs;
         ConfigError if this process cannot make versions of audiences.

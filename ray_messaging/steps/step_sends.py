@@ -33,7 +33,7 @@ _NOBODY = object()
 _FIXED = int, str, np.generic  # immutable types of ids: the same object is still the same id
 _NO_QUESTION = None, None
 _CELLS = 2  # `_runs` has this many items for each run
-SMALL = 2**30 - 1  # Python compares numbers up to this one with each other in a third of the time
+SMALL = 2**30 - 1  # Python compares ints up to this one in a third of the time that larger ints take
 Numbers = NDArray[np.int64]
 
 
@@ -56,8 +56,9 @@ class Route(NamedTuple):
     def lane(self) -> "Route":
         """Return the facts that all messages of one batch must have in common, as a route.
 
-        For broadcasts, these are all facts of the route. An answer to a question that was asked in a step may be in a
-        batch with other messages, because each row has a field for the id of the question that it answers.
+        For broadcasts, these are all facts of the route. For other messages, they are the step of delivery and `asker`.
+        Only answers to questions from outside of the steps have an asker, so other answers may be in a batch with
+        messages that are no answers.
         """
         return self if self.audience is not None else self._replace(topic="", asks=False, replies=bool(self.asker))
 
@@ -83,7 +84,7 @@ class RowRoutes(NamedTuple):
     def of(cls, routes: Sequence[Route], numbers: Numbers) -> "RowRoutes":
         """Return the topics and kinds of messages that may be in one batch.
 
-        Args: `numbers` has, for each message, its index in `routes`.
+        Args: `numbers` has, for each message, the index of its route in `routes`.
         """
         used, places = np.unique(numbers, return_inverse=True)
         found = [routes[number] for number in used.tolist()]
@@ -128,7 +129,7 @@ class Replied(NamedTuple):
 
 
 class StepSends:
-    """The messages of one attempt at a step. The n-th message of a sender in the step has ordinal n.
+    """The messages of one attempt at a step. A sender's messages in the step have the ordinals 0, 1, 2 and so on.
 
     Single messages are kept in a list until there are enough for a batch. Equal payloads are in a batch only once. A
     sender or subtopic that successive messages have in common is checked only once.
@@ -153,33 +154,34 @@ class StepSends:
         self.horizon = horizon
         self._payload_bytes = payload_bytes
         self.audiences = audiences
-        # How many messages each agent has sent in the step, by the agent's place.
+        # For each agent, the number of its messages that are in `_batches`.
         self._sent = np.zeros(len(agents), np.int64)
         self._batches: list[Batch] = []
-        # Each distinct payload, with its number. For a payload that contains null, the key is a tuple with the payload
-        # as its only item. NaN is encoded as null, too, and `begin_run`, which looks up the bytes alone, must not
-        # accept NaN because of an earlier null.
+        # The number of each distinct payload. The key is the payload's bytes. For a payload that contains null, the key
+        # is a tuple of these bytes, which `begin_run` cannot find, because it looks up bytes. Otherwise `begin_run`
+        # would accept a payload with NaN, which is encoded as null, too.
         self._lines: dict[bytes | tuple[bytes], int] = {}
         # The recipient of each single message that is not in a batch yet. None: the message is a broadcast, or answers
         # a question of the user outside of the simulation.
         self.to_ids: list[AgentId | None] = []
-        self.from_places: list[int] = []  # the place of each message's sender
+        self.from_places: list[int] = []  # for each message in `to_ids`, the index of its sender in `agents`
         # A run is successive messages with the same payload. Two items for each run: the number of its first message,
         # and the number of its payload.
         self._runs: list[int] = []
-        self.line = b""  # the payload of a message that would belong to the last run (b"": none would)
+        # The payload of the last run, if the next message with this payload belongs to the run; otherwise b"".
+        self.line = b""
         self._routes: dict[Route, int] = {}  # the routes, each with its index
         # Two items for each message whose route may differ from that of the message before it: the message's number,
         # and the index of its route.
         self._routed = array("q")
-        # The questions that are answered, by the number of the answer's message: the question's id, and the question
-        # itself if it came from outside of the steps.
+        # For the number of each message that is an answer: the id of its question, and the question itself if it came
+        # from outside of the steps.
         self._replies: dict[int, tuple[str, OutsideQuestion | None]] = {}
-        # The first messages in `from_places`, counted for each agent by its place, and the number of these messages. So
-        # only the later messages are still to be counted when a question needs its ordinal.
+        # How often each agent occurs among the first items of `from_places`, and the number of these items.
+        # `_next_ordinal` keeps both, so that the next call need count only the later items.
         self._counted: tuple[Counter[int], int] = Counter(), 0
-        # The last message's sender, subtopic and step of delivery, as the caller gave them, and the sender's place. If
-        # the next message has the same values, they need no second check.
+        # The last message's sender, subtopic and step of delivery, as the caller passed them, and the sender's index in
+        # `agents`. If the caller passes the same objects for the next message, they are not checked again.
         self._from_id: object = _NOBODY
         self._place = -1
         self.subtopic: object = _NOBODY
@@ -199,9 +201,9 @@ class StepSends:
         """Send one message, which is read in the next step or in step `deliver_at`.
 
         Args: `place` is the sender's place among the agents, if the caller knows it; then `from_id` is not looked up.
-        Raises: UnknownSender for a from_id that is not one of these agents; InvalidAddress for an invalid id or
-        subtopic; InvalidPayload or PayloadTooLarge for an invalid payload; ConfigError for a `deliver_at` that has
-        passed or is too far ahead; Closed if the step has ended.
+        Raises: UnknownSender for a from_id that is not an agent of the group; InvalidAddress for an invalid id or
+        subtopic; InvalidPayload or PayloadTooLarge for an invalid payload; ConfigError for a `deliver_at` that is not a
+        later step or is too far ahead, and for a send from a second thread; Closed if the step has ended.
         """
         if place is None:
             if from_id is not self._from_id or len(self.to_ids) >= BATCH_ROWS:
@@ -215,8 +217,8 @@ class StepSends:
             self.check_open()
             self._take_route(Route(check_subtopic(subtopic), self._deliver(deliver_at)))
             self.subtopic, self.deliver_at = subtopic, deliver_at
-        # This repeats what `check_id` and `encode_payload` do for most messages, because a call takes a tenth of a
-        # send's time.
+        # For most messages, this does the work of `check_id` and `encode_payload` without calling them, because each
+        # call would add a tenth to the time of a send.
         if type(payload) is dict and type(to_id) is int and INT64_MIN <= to_id <= INT64_MAX:
             try:
                 line = dumps(payload, None, PLAIN)
@@ -332,9 +334,9 @@ class StepSends:
         *,
         asks: bool = False,
     ) -> tuple[list[IdColumn], list[NDArray[np.uint32]]]:
-        """Send n messages given as columns.
+        """Send n messages given as columns; return their senders and their ordinals, each as a list of columns.
 
-        Return their senders, and their numbers among each sender's messages in the step.
+        A message's ordinal is its number among its sender's messages in the step, counted from 0.
 
         Raises: the same errors as `send`; InvalidColumns if the columns do not fit together. After an error, nothing is
         sent.
@@ -357,7 +359,7 @@ class StepSends:
         return [chunk.from_ids for chunk in chunks], ordinals
 
     def _check_thread(self) -> None:
-        """Raise ConfigError in any thread but that of the first send, because threads send in a random order."""
+        """Raise ConfigError if another thread made the first send, because several threads send in a random order."""
         thread = get_ident()
         if self.thread is None:
             self.thread = thread
@@ -374,7 +376,7 @@ class StepSends:
         return [*self._batches]
 
     def take(self) -> list[Batch]:
-        """Return the batches, and refuse later messages."""
+        """Return all messages of the step as batches, and refuse later messages."""
         self._over = True
         self._close_rows()
         batches, self._batches = self._batches, []
@@ -415,11 +417,8 @@ class StepSends:
             self._close_rows()
 
     def _take_route(self, route: Route) -> None:
-        """Set the route (topic, step of delivery and kind) of the next message, and of those that follow it.
-
-        The route holds until a later send sets another one.
-        """
-        number = len(self.to_ids)  # the number of the next message that is not in a batch yet
+        """Set the route (topic, step of delivery and kind) of all messages that follow, until another route is set."""
+        number = len(self.to_ids)  # the number of the next message
         self._routed.extend((number, self._routes.setdefault(route, len(self._routes))))
         self.subtopic = _NOBODY
 
@@ -547,7 +546,7 @@ def rows_in_order(senders: Numbers, numbers: Numbers, routes: Sequence[Route]) -
     lane = np.array([lanes.setdefault(route.lane, len(lanes)) for route in routes])[numbers]
     # A lane is what all messages of a batch have in common. Batches are made in rounds. A round has one batch for each
     # lane, and the lanes have a fixed order. If a sender's next row has a lane that comes before the lane of the
-    # sender's last row, the next row waits for the next round.
+    # sender's previous row, the next row waits for the next round.
     order = np.argsort(senders, kind="stable")
     sender, along = senders[order], lane[order]
     begins = np.diff(sender, prepend=-1) != 0
@@ -601,5 +600,5 @@ def routes_of(replies: Batch, outside: AskedOutside, deliver: int) -> tuple[list
 
 
 def question_id(step: int, ordinal: int, from_id: object) -> str:
-    """Return the id of a message of a step, in the form that `Batch.message_id` has."""
+    """Return the id of a message of a step, in the same form as `Batch.message_id`."""
     return f"{step}-{ordinal}-{from_id}"

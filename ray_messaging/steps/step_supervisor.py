@@ -191,8 +191,8 @@ class StepSupervisor:
         if reply.status is not SendStatus.OK or lost:
             number = self._boxes.step
             raise StepAborted(
-                f"the server did not accept what the rules changed in step {number} ({reply.status.name}, {lost}). "
-                "The rules judge the step again",
+                f"the server did not accept what the rules changed in step {number} (status {reply.status.name}, fates "
+                f"of the frames that were not written: {lost}). The rules judge the step again",
                 step=number,
                 group=SUPERVISOR,
             )

@@ -40,7 +40,7 @@ class StepChanges:
     def __init__(
         self, boxes: AttemptBoxes, directory: Directory, audiences: Mapping[AudiencePairs, bytes], *, digest: bool
     ) -> None:
-        self.writes: list[FrameWrite] = []  # frames without numbers, which `_calls` in steps/step_supervisor.py assigns
+        self.writes: list[FrameWrite] = []  # the frames to write; `_calls` in steps/step_supervisor.py numbers them
         self.fates: Counter[str] = Counter()
         self.digest = 0  # the number that must be added to the sum of the step's digests
         self._number = boxes.step
@@ -154,9 +154,9 @@ def _labels(copies: Copies, verdict: BatchVerdict) -> Mapping[str, set[int]]:
 
 
 def _taken(copies: Copies, sender: str, verdict: BatchVerdict) -> tuple[Batch, dict[int, str]]:
-    """Return the changed copies of messages as a batch that the supervisor sends, and the rule that rewrote each row.
+    """Return copies of messages as a batch that the supervisor sends, with the new payloads and labels.
 
-    The batch has the new payloads and labels.
+    Also return, for each row that was rewritten, the rule that rewrote it.
     """
     taken = copies.source.batch.take(copies.rows)
     taken.sender, taken.numbers, taken.noted = sender, None, None

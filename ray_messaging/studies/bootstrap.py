@@ -29,7 +29,7 @@ def mean_interval(values: Sequence[float], *, level: float, resamples: int = RES
     The bounds are percentiles of the means of resamples. For few values the usual percentiles would give an interval
     that is too narrow. So the percentiles are moved outwards, by as much as Student's distribution is wider than the
     normal one (the expanded percentile interval of Hesterberg 2015, "What teachers should know about the bootstrap").
-    For a single value there is no interval.
+    For fewer than two values, or if a value is infinite or NaN, the bounds are NaN.
     """
     data = np.asarray(values, np.float64)
     mean = float(data.mean()) if len(data) else math.nan
@@ -51,7 +51,10 @@ def _resampled_means(data: NDArray[np.float64], resamples: int) -> NDArray[np.fl
 
 
 def effect_size(values: Sequence[float], base: Sequence[float]) -> float:
-    """Return Cohen's d: the difference of the means, divided by the pooled standard deviation; NaN if that is 0."""
+    """Return Cohen's d: the difference of the means, divided by the pooled standard deviation.
+
+    Return NaN if there are fewer than two values, or if the deviation is 0.
+    """
     ours, theirs = np.asarray(values, np.float64), np.asarray(base, np.float64)
     if len(ours) < 2:
         return math.nan

@@ -60,7 +60,10 @@ def bound(function: Any, positional: int, values: Mapping[str, Any]) -> Any:  # 
 def check_names(functions: Mapping[str, tuple[Callable[..., Any], int]], parameters: Iterable[str]) -> None:
     """Raise ConfigError if a parameter is taken by no function, or if a function takes an unknown name.
 
-    Args: `functions` has, by the name of the argument, a function and how many positional arguments it gets.
+    A function with **kwargs or with the argument `row` takes all parameters.
+
+    Args: `functions` has, for each argument of `batch_run` that is a function, the argument's name, the function, and
+    the number of positional arguments that the function gets.
     """
     names = [*parameters]
     wanted = {what: wanted_by(function, positional) for what, (function, positional) in functions.items()}
