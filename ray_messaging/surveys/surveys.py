@@ -203,7 +203,7 @@ def _end_of(due: float | None, timeout: float | None) -> float:
 
 
 async def open_mailbox(engine: Engine, mailbox: str, messages: int) -> Listening:
-    """Create the mailbox for a survey's answers, if it does not exist, and return what the server says about it.
+    """Create the mailbox for a survey's answers, if it does not exist, and return the server's answer.
 
     No messager owns the mailbox, so every process may read it. It can hold at least `messages` answers.
     """

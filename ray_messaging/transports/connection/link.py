@@ -166,7 +166,7 @@ class RedisLink:
         self.ended: Callable[[], Awaitable[Closed | None]] | None = None
         self.observer: Observer | None = None
         self.who = ""  # the name of the caller, for error texts
-        self.outage: Outage | None = None  # set while steps make the calls; then calls are repeated for a longer time
+        self.outage: Outage | None = None  # set while the messager runs steps: failed calls are repeated for longer
 
     @property
     def where(self) -> str:
