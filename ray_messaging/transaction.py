@@ -34,7 +34,7 @@ class Transaction:
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
-        self._batch: TransactionBatch | None = None  # None before and after the block
+        self._batch: TransactionBatch | None = None  # None before and after the `async with` block
         self._gate: FetchGate | None = None
         self._state: bytes | None = None
         self._receipts: Receipts | None = None
@@ -111,7 +111,7 @@ class Transaction:
     def state(self) -> bytes | None:
         """Return the state that was set in this block.
 
-        If none was set here, return the state of the last transaction, or None if there is none.
+        If the block has set no state, return the state of the last transaction, or None if no transaction has set one.
 
         Setting the state raises InvalidPayload unless it is bytes or None, PayloadTooLarge if it is above
         MessagingConfig.state_bytes.
@@ -139,7 +139,7 @@ class Transaction:
     def send_messages(self, messages: Sequence[Outgoing]) -> None:
         """Queue many messages, which are sent at the end of the block.
 
-        If one of them raises an error, none is queued. Raises the same errors as `send_message`.
+        If one message is invalid, no message is queued. Raises the same errors as `send_message`.
         """
         batch = self._running()
         batch.add(self._engine.checks.batches(messages, None))
@@ -162,7 +162,8 @@ class Transaction:
         """Return the receipts of the messages, in order; raise TransactionError before the block has committed."""
         if self._receipts is None:
             raise TransactionError(
-                "this transaction has no receipts yet: they exist after the end of its block, if it was committed"
+                "this transaction has no receipts: read them after its `async with` block, once the server has "
+                "committed the transaction"
             )
         return self._receipts
 

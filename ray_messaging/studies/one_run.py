@@ -59,8 +59,9 @@ def carry_out(
 
     An error of the model, or of another function that the user gave, is part of the result.
 
-    Args: `server` is used by no other run meanwhile. The run first deletes what an earlier run left there. None: the
-    run starts a server. `neighbours` returns the neighbours in the template's graph, which several runs share.
+    Args: `server` is a server that no other run uses meanwhile. The run first deletes what an earlier run left on it.
+    If `server` is None, the run starts a server of its own. `neighbours` returns the neighbours in the template's
+    graph, which several runs share.
     """
     begun = time.perf_counter()
     planned = task if isinstance(task, PlannedRun) else task.planned
@@ -71,7 +72,7 @@ def carry_out(
         (result, end), values = _result(template, task, server)
         if isinstance(task, BeginningRun):
             return EndedRun({}, None, time.perf_counter() - begun, calls=result.calls, end=end)
-        if result.calls.spent:  # the budget of calls was spent: an error, as the outcomes would be those of fewer steps
+        if result.calls.spent:  # this is an error, because the outcomes would be those of fewer steps
             return EndedRun({}, None, time.perf_counter() - begun, _spent(template, result), calls=result.calls)
         digest = _digest(result)  # before the user's functions get the result, because they may change it
         outcomes = _last_aggregates(template, result)
@@ -100,7 +101,7 @@ def _result(template: RunTemplate, task: Task, server: LocalServer | None) -> tu
         given[most] = task.step
     elif isinstance(task, ForkedRun) and given[most] <= task.step:
         raise ConfigError(
-            f"{most}={given[most]!r} must be above vary_from={task.step}, because the row's own steps begin there"
+            f"{most}={given[most]!r} must be above vary_from={task.step}, the step from which the row's values are used"
         )
     model, start = bound(template.model, 2, values), None if template.start is None else bound(template.start, 1, first)
     if template.whole_cluster:
@@ -202,8 +203,8 @@ def _ipc(table: "pa.Table") -> bytes:
 
 def _spent(template: RunTemplate, result: Result) -> str:
     return (
-        f"{spent(template.options['calls'].budget)} in step {result.steps}, so the run has no outcomes. Make the same "
-        "call with a higher budget= in calls= to carry the run out again; with store= no answer is paid twice"
+        f"{spent(template.options['calls'].budget)} in step {result.steps}, so the run has no outcomes. Call "
+        "batch_run again with a higher budget= in calls= to carry out the run; with store= no answer is paid twice"
     )
 
 

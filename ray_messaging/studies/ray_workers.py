@@ -20,7 +20,7 @@ class RayWorkers:
     def __init__(self, template: bytes, count: int | None) -> None:
         self._packed = template
         self._wanted = count
-        self._busy: dict[Any, Task] = {}  # what each Ray task carries out, under the ObjectRef of its result
+        self._busy: dict[Any, Task] = {}  # by the ObjectRef of a Ray task's result: what the Ray task carries out
 
     def __enter__(self) -> Self:
         self._session = hold_ray()
@@ -68,7 +68,7 @@ class WholeCluster:
         self._next: Task | None = None
 
     def __enter__(self) -> Self:
-        self._session = hold_ray()  # otherwise each run would start and stop Ray
+        self._session = hold_ray()  # without this, each run would start and stop Ray
         return self
 
     def __exit__(self, *_error: object) -> None:
@@ -103,7 +103,10 @@ def _answer(ref: Any) -> EndedRun | None:  # noqa: ANN401 - an ObjectRef
     try:
         ended: EndedRun = ray_calls.get(ref)
     except ray.exceptions.RayTaskError as error:
-        raise MessagingError(f"a task of the study cannot begin: {error.cause}") from error
+        raise MessagingError(
+            f"a Ray task of the study cannot begin: {error.cause}. Check that all machines of the cluster have the "
+            "packages of this machine"
+        ) from error
     except ray.exceptions.RayError:  # the worker or its machine has died, or had no memory left
         return None
     return ended

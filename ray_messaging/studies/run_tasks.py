@@ -15,11 +15,11 @@ from ray_messaging.studies.design import PlannedRun
 OF_THE_BEGINNING = "agents", "groups"
 # These arguments may be functions of a row of parameters.
 OF_THE_ROW = "agents", "until", "max_steps", "graph", "shared", "rules", "groups"
-# If the worker of a run, or a part of the run's cluster, died, the run's error begins with this text. The next call
-# makes the run again.
+# If the worker of a run, or a part of the run's cluster, died, the run's error begins with this text. The next call of
+# `batch_run` makes the run again.
 DIED = "WorkerDied: "
-# If a run ended early because its budget of calls was spent, the run's error begins with this text. The next call that
-# has another budget makes the run again.
+# If a run ended early because its budget of calls was spent, the run's error begins with this text. The next call of
+# `batch_run` with another budget makes the run again.
 SPENT = "BudgetSpent: "
 
 
@@ -40,7 +40,7 @@ class EndedRun(NamedTuple):
     error: str | None = None
     series: bytes | None = None
     calls: CallCounts = CallCounts()
-    end: bytes | None = None  # if this was a BeginningRun, the state from which other runs go on
+    end: bytes | None = None  # only of a BeginningRun: the state from which other runs go on
 
     @property
     def died(self) -> bool:
@@ -58,7 +58,7 @@ class BeginningRun(NamedTuple):
 class ForkedRun(NamedTuple):
     """The steps of a run from `step` on.
 
-    `beginning` is the state before `step`. `before` has the parameters of the steps before it.
+    `beginning` is the state before `step`. `before` has the parameters of the steps before `step`.
     """
 
     planned: PlannedRun
@@ -74,9 +74,9 @@ Task = PlannedRun | BeginningRun | ForkedRun  # what a worker gets
 class RunTemplate:
     """The arguments that all runs of a study share.
 
-    `given` maps the names of arguments to their values. Those in OF_THE_ROW, such as `agents`, may be functions that
-    compute the value from the run's parameters. `outcomes` has functions of a run's result with their names. The name
-    is "" for a function that returns a dict.
+    `given` maps the names of arguments to their values. The values of arguments in OF_THE_ROW, such as `agents`, may be
+    functions that compute the value from the run's parameters. `outcomes` has functions of a run's result, each with
+    its name, which is "" if the function returns a dict.
     """
 
     model: Callable[..., Any] | Mapping[str, Callable[..., Any]]
@@ -85,10 +85,10 @@ class RunTemplate:
     start: Callable[..., Any] | Mapping[str, Callable[..., Any]] | None = None
     options: Mapping[str, Any] = field(default_factory=dict)
     logs: str | None = None  # the folder for the event logs of the runs; None: there are no logs
-    whole_cluster: bool = False  # whether each run has groups, Ray actors on the whole cluster
+    whole_cluster: bool = False  # whether the groups of each run are Ray actors on the whole cluster
 
     def functions(self) -> dict[str, tuple[Callable[..., Any], int]]:
-        """Return the functions that may take parameters by name, each with the number of its other arguments."""
+        """Return, by argument, each function that may take parameters by name, and how many positional ones it gets."""
         found = {name: (each, 2) for name, each in functions_in("model", self.model)}
         if self.start is not None:
             found |= {name: (each, 1) for name, each in functions_in("start", self.start)}

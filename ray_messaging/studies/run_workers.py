@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from ray_messaging.studies.ray_workers import RayWorkers, WholeCluster
     from ray_messaging.studies.run_tasks import EndedRun, RunTemplate, Task
 
-# Without the garbage collector, which finds nothing in new modules, the imports take nine tenths of the time.
+# The garbage collector is off during the imports, which then take a tenth less time. It finds nothing in new modules.
 _CHILD = (
     "import gc, sys; gc.disable(); from ray_messaging.studies.run_workers import serve_runs; "
     "serve_runs(*map(int, sys.argv[1:]))"
@@ -69,7 +69,7 @@ def packed(template: "RunTemplate") -> bytes:
 
 
 def _own_modules() -> list[ModuleType]:
-    """Return the modules whose files are neither installed nor Python's own."""
+    """Return the user's imported modules, whose files are neither installed nor Python's own, except `__main__`."""
     found = []
     for name, module in [*sys.modules.items()]:
         file = getattr(module, "__file__", None)
@@ -100,8 +100,8 @@ def _by_value(modules: Sequence[ModuleType]) -> Iterator[None]:
 def run_packed(template: bytes, planned: "Task", server: "LocalServer | None" = None) -> "EndedRun":
     """Carry out a task with a fresh copy of the template, so that no run sees what an earlier one has changed.
 
-    Args: `server` is used by no other run meanwhile. The run first deletes what an earlier run left there. None: the
-    run starts a server.
+    Args: `server` is a server that no other run uses meanwhile. The run first deletes what an earlier run left on it.
+    If `server` is None, the run starts a server of its own.
     """
     from ray_messaging.studies.one_run import carry_out  # noqa: PLC0415 - imports what only workers need
 
@@ -126,10 +126,10 @@ def workers_for(
 ) -> "ProcessWorkers | RayWorkers | WholeCluster":
     """Return workers for runs: Ray tasks, or processes of this machine. With `whole_cluster`, there is only one worker.
 
-    They are Ray tasks if this process uses Ray, or if RAY_ADDRESS names a cluster.
+    The workers are Ray tasks if this process uses Ray, or if RAY_ADDRESS names a cluster, but not with `here`.
 
-    Args: `count` is the number of runs at a time; None: one for each core. With `here`, the result is always processes
-    of this machine, and `early` are the processes that `early_workers` has started already (None: it has started none).
+    Args: `count` is the number of runs at a time; None: one for each core. `early` are the processes that
+    `early_workers` has started already; None: it has started none.
     """
     if not whole_cluster and (here or not _uses_ray()):
         workers = ProcessWorkers(count) if early is None else early
@@ -145,22 +145,22 @@ def early_workers(runs: int, count: int | None, *, here: bool) -> "AbstractConte
 
     Meanwhile the processes import their modules, which takes as long as a short run.
 
-    The result is None if the runs are not carried out in processes of this machine. `count` and `here` are as for
-    `workers_for`.
+    The value of the `with` block is None if the runs are not carried out in processes of this machine. `count` and
+    `here` are as for `workers_for`.
     """
     if not here and _uses_ray():
         return nullcontext()
     workers = ProcessWorkers(count)
     try:
         workers.begin(runs)
-    except BaseException:  # such as Ctrl-C, or too many processes: no `with` block ends those that have begun
+    except BaseException:  # such as Ctrl-C: end the processes that have begun, because no `with` block does it yet
         workers.__exit__()
         raise
     return workers
 
 
 def _uses_ray() -> bool:
-    ray = sys.modules.get("ray")  # a process that has not imported Ray does not use it
+    ray = sys.modules.get("ray")  # None if this process has not imported Ray
     return bool(os.environ.get("RAY_ADDRESS")) or (ray is not None and ray.is_initialized())
 
 
@@ -209,7 +209,7 @@ class ProcessWorkers:
         while True:
             worker = self._idle.pop() if self._idle else _Worker(self._begin.fileno())
             try:
-                # `pickle` may be unable to handle a parameter whose class is in the user's program.
+                # `dumped`, unlike `pickle`, can handle a parameter whose class is defined in the user's program.
                 worker.pipe.send_bytes(dumped(planned))
             except (BrokenPipeError, ConnectionResetError):  # the worker died while it had no run
                 worker.end()
@@ -232,7 +232,10 @@ class ProcessWorkers:
                 ended = None
             if isinstance(ended, str):
                 worker.end()
-                raise MessagingError(f"a process of the study cannot begin: {ended}")
+                raise MessagingError(
+                    f"a process of the study cannot load the study's functions: {ended}. Check that the modules of "
+                    "these functions can be imported"
+                )
             if ended is None:
                 worker.end()
             else:
@@ -272,7 +275,7 @@ class _Worker:
         theirs.close()
 
     def end(self) -> None:
-        """Kill the process, which keeps nothing, and wait for its end."""
+        """Kill the process, which has no data to save, and wait for its end."""
         self.pipe.close()
         self._process.kill()
         assert self._process.stdin is not None
@@ -298,7 +301,7 @@ def serve_runs(descriptor: int, begin: int) -> None:
 
     gc.enable()
     with suppress(EOFError, BrokenPipeError, ConnectionResetError):
-        message = pipe.recv_bytes()  # the template is there before the first run
+        message = pipe.recv_bytes()  # the first run; by now the template is in the file `begin`
         with mmap(begin, 0, access=ACCESS_READ) as data:
             sys.path[:], template = pickle.loads(data)  # noqa: S301 - made by `ProcessWorkers`
         os.close(begin)
@@ -315,9 +318,9 @@ def serve_runs(descriptor: int, begin: int) -> None:
 
 
 def _flush_prints() -> None:
-    """Flush what the model has printed: a worker that has no run left is killed, and would lose it."""
+    """Flush what the model has printed. A worker that has no run left is killed, and would lose unflushed output."""
     for stream in (sys.stdout, sys.stderr):
-        with suppress(OSError, ValueError, AttributeError):  # it is full, closed or missing
+        with suppress(OSError, ValueError, AttributeError):  # the stream is closed or missing, or its disk is full
             stream.flush()
 
 

@@ -42,7 +42,10 @@ class StepwiseRun:
                 f"the argument {min(strange)!r} is unknown: a model's page takes {', '.join((*_OTHERS, *_OPTIONS))}"
             )
         if lacking := {"model", "agents"} - arguments.keys():
-            raise ConfigError(f"{min(lacking)!r} is missing: return {{'model': person, 'agents': 100, ...}}")
+            raise ConfigError(
+                f"the argument {min(lacking)!r} is missing: the function of a model's page must return "
+                "{'model': person, 'agents': 100, ...}"
+            )
         until = arguments.get("until")
         if until is not None and (isinstance(until, bool) or not isinstance(until, int)):
             raise ConfigError(
@@ -160,6 +163,9 @@ class StepwiseRun:
 
 
 def _plain_state(me: Any) -> dict[str, Any]:  # noqa: ANN401 - an Agent
-    """Return, by key, those values in an agent's state that are numbers, bools or texts."""
+    """Return, by key, those values in an agent's state that are numbers, bools or texts.
+
+    Values under the keys in TAKEN are left out, because the table of collected values has other columns of these names.
+    """
     state = {str(key): value for key, value in me.state.items() if isinstance(value, bool | int | float | str)}
     return {key: value for key, value in state.items() if key not in TAKEN}

@@ -69,8 +69,8 @@ class Study:
     def calls(self) -> CallCounts:
         """Return how many calls agents made by `me.remember`, such as calls of a language model, with tokens and cost.
 
-        Runs that ended with an error are left out. Steps that several runs share (see `vary_from` of `batch_run`) count
-        once.
+        Calls of failed runs are left out, except if a run failed because its budget of calls was spent. Steps that
+        several runs share (see `vary_from` of `batch_run`) count once.
         """
         return CallCounts.together(run.calls for run in self._runs)
 
@@ -93,9 +93,9 @@ class Study:
         """Return a DataFrame with a row per run: parameters, replicate, seed, outcomes, digest, seconds, error.
 
         `replicate` is the number of the run among the runs of the same parameters, from 0. The outcomes are the run's
-        measures, with a column for each (see `batch_run`). If a run failed, `error` says why and where, and its
-        outcomes are missing. `digest` is a hash: runs with equal digests have sent equal
-        messages in their last 64 steps, and have ended with equal states.
+        measures, with a column for each (see `batch_run`). If a run failed, `error` says why and where, and the run's
+        outcomes are missing. `digest` is a hash: runs with equal digests have sent equal messages in their last 64
+        steps, and have ended with equal states.
 
         Raises: ImportError without pandas.
         """
@@ -156,9 +156,9 @@ class Study:
         `base`, and for all other parameters the same values as the row. A run of the row and a run of the base row are
         a pair if they have the same replicate number, and so the same seed. The column `base` has the mean of the
         outcome in the base row, and `mean` has its mean in the row. `difference` is the mean of the differences between
-        the two runs of each pair, and `low` and `high` are the bounds of its interval. `size` is
-        Cohen's d, the difference divided by the pooled standard deviation of both rows. `pairs` is the number of pairs
-        that were compared, and `missing` the number of pairs that were not, because a run failed or lacks the outcome.
+        the two runs of each pair, and `low` and `high` are the bounds of its interval. `size` is Cohen's d, the
+        difference divided by the pooled standard deviation of both rows. `pairs` is the number of pairs that were
+        compared, and `missing` the number of pairs that were not, because a run failed or lacks the outcome.
         `equal` is the number of pairs whose runs have the same digest (see `to_pandas`). With `batch_run(logs=True)`,
         `first` is a text about the first message in which the runs of a pair differ (None: the runs of each pair sent
         equal messages). Of all pairs, the pair that differs in the earliest step is chosen, and of several such pairs,
@@ -189,8 +189,8 @@ class Study:
                 continue
             if (theirs := by_row.get(_row_key(partner))) is None:
                 raise ConfigError(
-                    f"the runs with {row} are to be compared with runs with {partner}, but the study has none: choose "
-                    "a base= for which each row has runs"
+                    f"the runs with {row} are to be compared with runs with {partner}, but the study has no such runs: "
+                    "choose a base= whose values occur together with the other values of each row"
                 )
             first = {"first": self._first_message(runs, theirs)} if logs else {}
             found += [
@@ -228,7 +228,7 @@ class Study:
         return EventLog.open(self._files.log_of(run.key))
 
     def _first_message(self, runs: Sequence[StoredRun], base: Sequence[StoredRun]) -> str | None:
-        """Return a text about the first message in which a run differs from the base run with its replicate number.
+        """Return a text about the first message in which a run differs from the base run of the same replicate number.
 
         Return None if no run differs from its base run.
         """
@@ -240,7 +240,7 @@ class Study:
             if other is None or None in (run.digest, other.digest):
                 continue
             logs = [self._log_of(run), self._log_of(other)]
-            # If a run has sent no messages, its log has no steps, and `diff` would refuse it.
+            # If neither run has sent messages, both logs are empty, and there is nothing to compare.
             if any(log.end >= 0 for log in logs) and (first := logs[0].diff(logs[1])) is not None:
                 found.append((first.step, run.replicate, first))
         if not found:
@@ -271,7 +271,7 @@ class Study:
     def _curves(
         self, x: str, y: str, by: str | None, level: float, resamples: int = RESAMPLES
     ) -> tuple[dict[Any, dict[Any, Interval]], set[int]]:
-        """Return the means and intervals that `plot` draws, by the values of `by` and `x`, and the sample sizes."""
+        """Return what `plot` draws: {value of `by`: {value of `x`: mean and interval}}, and the set of sample sizes."""
         _check_level(level)
         for name in (x, by):
             if name not in (None, STEP if name == x else None) and name not in self.parameters:
@@ -298,7 +298,7 @@ class Study:
         return intervals, {len(values) for some in points.values() for values in some.values()}
 
     def _values(self, name: str, *, over_steps: bool) -> Iterator[tuple[StoredRun, Any, float]]:
-        """Yield the values of an outcome, for each run, or of a collected value, for each run and step."""
+        """Yield (run, None, value) for an outcome, or with `over_steps`, (run, step, value) for a collected value."""
         if not over_steps:
             self._named(name)
             for run in self._runs:
@@ -334,7 +334,7 @@ class Study:
     def _base(self, base: Mapping[str, Any]) -> Row:
         if not isinstance(base, Mapping) or not base:
             raise ConfigError(
-                f"base={short_repr(base)} must be a dict of at least one parameter, as {{'rule': 'none'}}"
+                f"base={short_repr(base)} must be a dict of at least one parameter, such as {{'rule': 'none'}}"
             )
         found = {}
         for name, value in base.items():
@@ -347,8 +347,8 @@ class Study:
                 raise ConfigError(
                     f"no run has {name}={value!r}: write one of the values {', '.join(map(repr, levels[:20]))}"
                 )
-            # The study's own value is returned, such as 1 for 1.0. If the study has several that are equal, such as
-            # 0 and False, the one of the same type is returned.
+            # The study's own value is returned, such as 1 for 1.0. Of several equal values of the study, such as 0 and
+            # False, the value with the type of the given value is returned.
             found[name] = next((level for level in equal if type(level) is type(plain)), equal[0])
         return found
 
@@ -361,7 +361,7 @@ class Study:
         for name in names:
             if name not in self.outcomes:
                 failed = next((run.error for run in self._runs if run.error is not None), None)
-                why = f"; runs failed, the first by {failed}" if failed else ""
+                why = f"; some runs failed, the first with the error {failed}" if failed else ""
                 raise ConfigError(f"no run has the outcome {name!r}: write one of {_names(self.outcomes)}{why}")
             if name not in self._numbers():
                 raise ConfigError(f"the outcome {name!r} is a str in some runs, but means need numbers: choose another")

@@ -25,7 +25,7 @@ class SharedSteps(NamedTuple):
     row: Row
 
     def before(self, planned: PlannedRun) -> PlannedRun:
-        """Return `planned` with the parameters of the shared steps. Runs for which the result is equal share them."""
+        """Return `planned` with the parameters of the shared steps. Runs with equal results share these steps."""
         row = planned.row | self.row
         return planned._replace(key=key_of(row, planned.replicate), row=row)
 
@@ -81,7 +81,9 @@ def shared_steps_of(template: RunTemplate, design: Sequence[PlannedRun], step: A
     for name in ("until", "max_steps"):
         most = template.given[name]
         if isinstance(most, int) and most <= step:
-            raise ConfigError(f"{name}={most} must be above vary_from={step}, because each row's own steps begin there")
+            raise ConfigError(
+                f"{name}={most} must be above vary_from={step}, the step from which each row's values are used"
+            )
     return SharedSteps(step, row)
 
 
@@ -98,7 +100,7 @@ def outcomes_of(outcomes: Any) -> tuple[list[tuple[str, Callable[..., Any]]], li
                 if not isinstance(name, str) or not callable(function):
                     raise ConfigError(
                         f"outcomes= has {short_repr(function)} under {name!r}: write a function of the result under a "
-                        "name, as {'steps': lambda result: result.steps}"
+                        "name, such as {'steps': lambda result: result.steps}"
                     )
                 functions.append((name, function))
         elif isinstance(each, Aggregate) or (isinstance(each, Of) and aggregates_of(each)):
@@ -107,8 +109,8 @@ def outcomes_of(outcomes: Any) -> tuple[list[tuple[str, Callable[..., Any]]], li
             functions.append(("", each))
         else:
             raise ConfigError(
-                f"outcomes= has {short_repr(each)}, which is no outcome: write functions of the result by name, as "
-                "{'steps': lambda result: result.steps}, a function that returns a dict, or an aggregate, as "
+                f"outcomes= has {short_repr(each)}, which is no outcome: write functions of the result by name, such "
+                "as {'steps': lambda result: result.steps}, a function that returns a dict, or an aggregate, such as "
                 "Mean('mood')"
             )
     twice = [name for name, count in Counter(name for name, _ in functions if name).items() if count > 1]
@@ -188,13 +190,13 @@ def record_of(
 ) -> dict[str, Any]:
     """Return the record of a study: its model, parameters and options, and digests of other arguments.
 
-    A later call compares its own record with this one, to check whether the folder has the same study.
+    A later call of `batch_run` compares its own record with this one, to check whether the folder has the same study.
     """
     functions_of = {what: function for what, (function, _) in template.functions().items()}
     sources = {what: source_of(function) for what, function in functions_of.items()}
     given = {name: value for name, value in template.given.items() if name not in sources}
     rules = given.pop("rules", None)
-    # If an argument was not given, its digest is "". If it was given, but has no digest, None is stored.
+    # The digest is "" for an argument that was not given, and None for a given argument that has no digest.
     inputs = {name: "" if value is None else content_digest(value) for name, value in given.items()}
     values = {what: values_used(each) for what, each in functions_of.items()}
     if rules is not None:
@@ -245,7 +247,10 @@ def _told(aggregate: Aggregate) -> str:
 
 
 def _told_agents(then: Sequence[str], now: Sequence[str]) -> str:
-    """Return which agents `collect` measured, and which it measures now; "" unless both are Of(agents, function)."""
+    """Return, for an error's text, which agents `collect` measured in the study, and which it measures now.
+
+    Return "" unless `collect` was and is of the form Of(agents, function), which names the agents.
+    """
     if not (then and now and all(each.startswith("[") for each in (*then, *now))):
         return ""
     return f"measures the agents {then[0]}, and here the agents {now[0]}"
@@ -304,7 +309,7 @@ def _check_values(files: StudyFolder, record: Mapping[str, Any], before: Mapping
 
 
 def _check_currency(files: StudyFolder, there: Sequence[StoredRun], currency: str) -> None:
-    """Raise ConfigError if runs of the study have costs in another currency than `currency`, unless this is ""."""
+    """Raise ConfigError if runs of the study have costs in a currency other than `currency` ("": check nothing)."""
     for run in there if currency else ():
         if run.calls.currency not in ("", currency):
             raise ConfigError(

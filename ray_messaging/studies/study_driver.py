@@ -64,9 +64,9 @@ class _Tasks:
     def __init__(self, left: Sequence[PlannedRun], shared_steps: SharedSteps | None) -> None:
         self._shared = shared_steps
         self._waiting: list[Task] = [*reversed(left)]
-        self._runs: dict[str, list[PlannedRun]] = {}  # the runs that go on from each beginning, under its key
-        # The numbers of calls of each beginning, under its key. They are added to the calls of the first run that goes
-        # on from it.
+        self._runs: dict[str, list[PlannedRun]] = {}  # by the key of a beginning: the runs that go on from it
+        # By the key of a beginning: the beginning's numbers of calls. They are added to the calls of the first run that
+        # goes on from the beginning.
         self._calls: dict[str, CallCounts] = {}
         if shared_steps is not None:
             self._waiting = []
@@ -140,7 +140,7 @@ def _drive(
 def _died(row: Row) -> str:
     return (
         f"{DIED}the process of this run ({row}) died {_DEATHS} times: it may need more memory than there is (with "
-        "fewer workers= each has more), or end the process itself. Make the same call to carry the run out again"
+        "fewer workers= each has more), or end the process itself. Call batch_run again to carry the run out"
     )
 
 

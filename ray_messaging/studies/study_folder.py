@@ -52,14 +52,14 @@ class StoredRun(NamedTuple):
 
     @property
     def may_be_repeated(self) -> bool:
-        """Return whether a later call may have made the run again.
+        """Return whether a later call of `batch_run` may make the run again, or may have made it again.
 
-        That is so if the run's worker, or a part of its cluster, died, or if the run's budget of calls was spent.
+        This is possible if the run's worker, or a part of its cluster, died, or if its budget of calls was spent.
         """
         return self.error is not None and self.error.startswith((DIED, SPENT))
 
     def is_to_be_repeated(self, budget: int | str | None) -> bool:
-        """Return whether a call with this budget makes the run again.
+        """Return whether a call of `batch_run` with this budget makes the run again.
 
         A run that has spent the same budget is not repeated.
         """
@@ -108,7 +108,11 @@ class StudyFolder:
         try:
             found = json.loads(text)
         except ValueError as error:
-            raise LogError(f"{RECORD} of the study in {self.where!r} is damaged: {error}", path=self.where) from error
+            raise LogError(
+                f"{RECORD} of the study in {self.where!r} is damaged: {error}; restore the file, or begin anew by "
+                "batch_run(..., on_existing='reset')",
+                path=self.where,
+            ) from error
         return found if isinstance(found, dict) else None
 
     def is_study(self) -> bool:
@@ -350,7 +354,7 @@ class StudyFolder:
         except OSError as error:
             raise LogError(
                 f"the study's folder {self.where!r} cannot be written: {error}; the runs that it has are kept: free "
-                "space, then make the same call, which carries out only the others",
+                "space, then call batch_run again with the same arguments, which carries out only the missing runs",
                 path=self.where,
             ) from error
 
@@ -359,7 +363,10 @@ class StudyFolder:
         try:
             yield
         except (OSError, pa.ArrowInvalid, KeyError) as error:
-            remedy = "remove the file, then make the same call to carry its runs out again"
+            remedy = (
+                "remove a file whose name begins with 'runs', and call batch_run again with the same arguments, which "
+                "carries out the file's runs again; for another file, begin anew by batch_run(..., on_existing='reset')"
+            )
             if isinstance(error, FileNotFoundError):
                 remedy = "another call of batch_run may have replaced it: open the study again by Study(...)"
             raise LogError(
@@ -369,7 +376,10 @@ class StudyFolder:
 
 
 def _with_zeros(runs: dict[str, StoredRun], counts: Sequence[str]) -> dict[str, StoredRun]:
-    """Return the runs with zeros added: each value that a `Count` found only in other runs gets the count 0."""
+    """Return the runs with the count 0 added for values that a `Count` found only in other runs.
+
+    Runs that ended with an error are returned unchanged.
+    """
     counted = {name for run in runs.values() for name in run.outcomes if name.partition("=")[0] in counts}
     zeros = dict.fromkeys(sorted(counted), 0)
     return {

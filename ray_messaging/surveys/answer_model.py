@@ -120,16 +120,16 @@ def _checks_of(schema: bytes) -> tuple[Callable[[bytes], object], Callable[[byte
 
 
 def _slow_checks(schema: Any) -> tuple[Callable[[bytes], object], Callable[[bytes], object]]:  # noqa: ANN401 - JSON
-    """Return two functions, like `_checks_of`, that check answers by a schema of any kind.
+    """Return two functions, like those of `_checks_of`, that check answers by a schema of any kind.
 
-    They use the types and formats of `JsonTypes`.
+    As in `JsonTypes`, 1.0 is no integer, and a str must have the schema's format if the format is one of FORMATS.
     """
     import jsonschema  # type: ignore[import-untyped]  # noqa: PLC0415 - few schemas need it
     from referencing import Registry  # noqa: PLC0415
 
     draft = jsonschema.Draft202012Validator  # pydantic and msgspec write schemas of this draft
     whole = draft.TYPE_CHECKER.redefine("integer", lambda _, value: type(value) is int)  # 1.0 is no integer here
-    registry: Any = Registry()  # empty, because by the default registry a $ref could lead to another host
+    registry: Any = Registry()  # empty: with the default one, a $ref could fetch a schema from another host
     formats = jsonschema.FormatChecker(())
     for name, kind in FORMATS.items():
         formats.checks(name, msgspec.ValidationError)(partial(_has_format, kind))

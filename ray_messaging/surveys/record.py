@@ -35,7 +35,7 @@ class SurveyRecord(msgspec.Struct, array_like=True, frozen=True):
 
 
 class BlockedQuestion(NamedTuple):
-    """The rule that blocked a question, and its reason."""
+    """The name of the rule that blocked a question, and the rule's reason."""
 
     rule: str
     reason: str
@@ -52,7 +52,7 @@ class Asking(msgspec.Struct, array_like=True, frozen=True):
 
     places: bytes
     due: float | None
-    blocked: dict[int, BlockedQuestion] = {}  # for the places of some agents, why their questions were blocked
+    blocked: dict[int, BlockedQuestion] = {}  # by an agent's place: why its question was blocked
     undeliverable: tuple[int, ...] = ()
     timeout: float | None = None  # the number of seconds from the questions to `due`
 

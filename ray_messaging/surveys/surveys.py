@@ -53,7 +53,7 @@ class AsyncSurvey:
 
     def _begin(self) -> None:
         self.tally = Tally(self.record.agents, self.model)
-        self._last: str | None = None  # the last mailbox entry that counts; None: the survey goes on
+        self._last: str | None = None  # the last mailbox entry whose answers count; None: the survey has not ended
         self._known: set[str] = set()  # the names of the records that were read
         # For each batch of questions, the time, by the monotonic clock, until which to wait for answers.
         self._ends: list[float] = []
@@ -188,10 +188,12 @@ class AsyncSurvey:
 
 
 def _end_of(due: float | None, timeout: float | None) -> float:
-    """Return the time until which to wait, by the monotonic clock, because the system's clock may be changed.
+    """Return the time until which this process waits for answers.
 
-    Args: `due` is that time in unix seconds, by the clock of the process that asked the question. This clock may be
-    wrong, so the returned time is at most `timeout` seconds from now.
+    The time is by the monotonic clock, because the system's clock may be changed.
+
+    Args: `due` is the end of the wait in unix seconds, by the clock of the process that asked the question. That clock
+    may be wrong, so the returned time is at most `timeout` seconds from now.
     """
     if timeout is None:
         left = math.inf if due is None else due - time.time()
@@ -201,7 +203,7 @@ def _end_of(due: float | None, timeout: float | None) -> float:
 
 
 async def open_mailbox(engine: Engine, mailbox: str, messages: int) -> Listening:
-    """Create the mailbox for a survey's answers, if it does not exist, and return what the server says about it.
+    """Create the mailbox for a survey's answers, if it does not exist, and return the server's answer.
 
     No messager owns the mailbox, so every process may read it. It can hold at least `messages` answers.
     """
@@ -327,6 +329,10 @@ class Surveys:
         found = NO_AGENTS
         for name in names:
             if name not in records:
-                raise UnknownName(f"experiment {self.engine.exp_id!r} has no group {name!r}", kind="group", value=name)
+                raise UnknownName(
+                    f"experiment {self.engine.exp_id!r} has no group {name!r}: messaging.groups() lists the groups",
+                    kind="group",
+                    value=name,
+                )
             found |= records[name].agents()
         return found

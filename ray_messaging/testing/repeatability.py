@@ -63,7 +63,7 @@ def check_repeatable(
     options = RunOptions(None, by, 1, None)
     check_run(model, options._replace(start=start))
     check_until(until)
-    # Each run reads the agents and the graph again.
+    # Each run reads the agents and the graph, and an iterator can be read only once.
     agents = [*agents] if isinstance(agents, Iterator) else agents
     graph = [*graph] if isinstance(graph, Iterator) else graph
     trial, answers = Trial(agents, 1, until, graph, options, seed), TrialCalls()

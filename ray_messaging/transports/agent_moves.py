@@ -56,17 +56,17 @@ class MoveAttempt(NamedTuple):
 
 
 class MoveOutcome(IntEnum):
-    """Outcome of an attempt to move agents. If it is neither DONE nor BEHIND, the attempt has changed nothing."""
+    """Outcome of an attempt to move agents. Only attempts with the outcome DONE or BEHIND have changed anything."""
 
     DONE = 0
     STALE_DIRECTORY = 1
-    # The mailbox has entries after the last one that was read. It refuses messages from now on, until the move ends or
-    # is given up.
+    # The mailbox that the agents leave has entries after the last one that its reader had read. From now on this
+    # mailbox refuses messages, until the move ends or is given up.
     BEHIND = 2
     FULL = 3  # the target is full
     TOO_LARGE = 4  # a frame would exceed the target's limit even if the target were empty
     LOG_FULL = 5
-    GONE = 6  # the target's mailbox does not exist, or its group leaves the steps
+    GONE = 6  # the target's mailbox does not exist, or the target's group is not in the steps, or leaves them
     OVER = 7  # the attempt was given up before this call reached the server
     NOT_YET = 8  # in an experiment with steps: the target does not take part in the next step yet
 

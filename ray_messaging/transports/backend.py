@@ -66,9 +66,9 @@ class RedisBackend:
     def stores(self, exp_id: str, settings: MessagingConfig, *, run: str = "", reset: bool = False) -> RedisStores:
         """Make the stores of an experiment.
 
-        Args: `run` is the id of a call of `Messaging.start`. The stores refuse calls once a later start has taken over
-        the experiment ("": they never do). `reset` says that this call deletes the existing data, so the format of
-        these data does not matter.
+        Args: `run` is the id of a call of `Messaging.start`. Once a later start has taken over the experiment, the
+        stores refuse all calls, except if `run` is "". `reset` says that the start deletes the existing data, so the
+        format of these data does not matter.
         """
         return RedisStores(self.transport(exp_id, settings, run=run, reset=reset))
 
@@ -130,9 +130,9 @@ def refuse_broker(server: object) -> None:
     """Raise ConfigError for an MQTT broker, which has no scripts, no cursors and no log."""
     if type(server).__name__ == "MqttConfig" or (isinstance(server, str) and server.startswith("mqtt")):
         raise ConfigError(
-            "a messager needs Redis or Valkey: pass a RedisConfig or a redis:// URL, or start an experiment without "
-            "redis= for an embedded server. For an MQTT broker there is AgentSociety's earlier Messager, "
-            "ray_messaging.compat.mqtt.Messager"
+            "an MQTT broker cannot be the server of an experiment: pass a RedisConfig or a redis:// URL, or start the "
+            "experiment without redis= for an embedded server. For an MQTT broker there is AgentSociety's earlier "
+            "Messager, ray_messaging.compat.mqtt.Messager"
         )
 
 

@@ -23,16 +23,16 @@ from ray_messaging.transports.step_values import (
 if TYPE_CHECKING:
     from ray_messaging.transports.steps import RedisSteps
 
-# One reply has at most this many frames. It has fewer if this many frames, each as large as the largest so far, would
-# exceed this many bytes.
+# One reply has at most _FRAMES frames. It has fewer if _FRAMES frames, each as large as the largest frame so far, would
+# have more than _BYTES bytes.
 _FRAMES, _BYTES = 64, 16 * 2**20
 _GUESS = 256 * 2**10  # the assumed size of a frame before any frame was read
 _FIRST = 16  # the most frames in the first reply about a box
 # The last group to close a step gets the server's answer on one connection, and the news of the step on another one. If
 # the news have not come this many seconds after the answer, the box is read without them.
 _BESIDE_S = 0.1
-# How many seconds a group waits for the news that a run's driver has opened a step for it, before it asks for the step.
-# The news arrive at about the same time as the driver's call that tells the group to go on.
+# A run's driver opens a step for a group, and then calls the group. The news that the step is open arrive at about the
+# same time as this call. The group waits this many seconds for the news before it asks the server to open the step.
 _TOLD_S = 0.01
 Answer = Opened | Waiting | Done
 
@@ -64,7 +64,7 @@ class BoxReader:
         self._waited = False  # whether the group has waited for news before it opened the box's step
 
     def following(self, box: str) -> "BoxReader":
-        """Return the reader of the next step's box, which is likely to be as large as this one.
+        """Return the reader of the next step's box, which is likely to have about as many frames as this box.
 
         If this box had more frames than the first reply can have (`_FIRST`), the next box is read ahead while the group
         waits. If this box was empty, or if nothing was read from it and the group did not wait, the next box is read
@@ -84,9 +84,9 @@ class BoxReader:
     def expect(self, news: str, block_s: float) -> None:
         """Begin to wait for news of the steps while the group is still closing the step before the box's step.
 
-        The news come after the stream id `news`. So the group gets the beginning of the box as soon as the last group
-        has closed the step. If the wait began only after the answer to the close, the group would need one more round
-        trip.
+        The awaited news come after the stream id `news`. As the wait begins early, the group gets the beginning of the
+        box as soon as the last group has closed the step. If the wait began only after the answer to the close, the
+        group would need one more round trip.
         """
         if self._with_news and self._filled and not self._large and news:
             self._awaited = asyncio.create_task(self._wait(news, block_s), name="ray_messaging step news")
@@ -94,8 +94,8 @@ class BoxReader:
     def expect_opening(self, news: str, step: int, block_s: float) -> None:
         """Begin to wait until the box's step is opened for this group, although the group has not asked for it.
 
-        A group that waits between two calls of a run gets the news, and the beginning of the box, in half the time that
-        a question and its answer would take.
+        Between two calls of a run's driver, the group thus gets the news, and the beginning of the box, in half the
+        time that a question and its answer would take.
         """
         if self._with_news and self._told is None:
             self._told = asyncio.create_task(self._opening_of(news, step, block_s), name="ray_messaging step opening")

@@ -17,8 +17,8 @@ from ray_messaging.transports.connection.link import RedisLink
 
 _AT_ONCE = 1_000  # how many keys are read in one call, and how many pairs are written in one command
 _BOX = "box"
-# A key `box-cover:...` has the counts of one box. Its fields with such names count the box's rows from outside of the
-# steps.
+# A key `box-cover:...` has the counts of one box. Fields with names of this form count the rows that came into the box
+# from outside of the steps.
 _OUTSIDE = re.compile(rb"c:-?\d+:")
 _BUS = "bus:"  # keys of AgentScope's hub, whose hashes have fields with names that users choose
 # Fields of the key `steps`. In a checkpoint, each of them is the checkpoint's step.
@@ -103,8 +103,8 @@ _READS: dict[str, Callable[[str], tuple[Any, ...]]] = {
     "stream": lambda key: ("XRANGE", key, "-", "+"),
 }
 _COMMANDS = {"hash": "HSET", "string": "SET", "list": "RPUSH", "set": "SADD", "zset": "ZADD"}
-# The type of a key -> the indices of a pair's items in the order in which the command that writes the key takes them.
-# The commands of other types take only the first item.
+# By the type of a key: the indices of a pair's items, in the order in which the command that writes the key takes the
+# items. The commands for other types take only the first item.
 _WRITTEN = {"hash": (0, 1), "zset": (1, 0)}
 
 
@@ -119,7 +119,7 @@ def _pairs(kind: str, reply: Any) -> list[tuple[bytes, bytes]]:  # noqa: ANN401 
 def _is_kept(name: str, step: int) -> bool:
     """Return whether a checkpoint after a step contains a key.
 
-    It lacks boxes that groups have read already, and keys that belong to one call of `Messaging.start`.
+    A checkpoint lacks boxes that groups have read already, and keys that belong to one call of `Messaging.start`.
     """
     if name.startswith(_BOX):
         return int(name.rpartition("@")[2]) > step

@@ -18,8 +18,8 @@ Commands = Sequence[Sequence[Any]]
 class BlockingReads:
     """Blocking reads of streams, one read at a time, because nothing else can use the connection during a read.
 
-    Args: with `own_cursors`, each cursor is an entry of its stream. So a cursor after all entries of the stream is a
-    sign that the server has lost entries. Without `own_cursors`, it is none.
+    Args: `own_cursors` says that each cursor is the id of an entry of its stream. Then a cursor after the stream's last
+    entry shows that the server has lost entries. Without `own_cursors`, such a cursor shows nothing.
     """
 
     def __init__(self, link: RedisLink, *, own_cursors: bool = True) -> None:

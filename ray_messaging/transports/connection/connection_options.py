@@ -74,8 +74,8 @@ def _check_files(config: RedisConfig) -> None:
             context.load_cert_chain(config.ssl_certfile, config.ssl_keyfile, password=lambda: "")
     except (OSError, ValueError) as error:
         raise ConfigError(
-            f"{name} cannot be used on this machine ({error}): give a readable PEM file that fits; a key must have no "
-            "passphrase"
+            f"{name} cannot be used on this machine ({error}): give readable PEM files; a key must belong to the "
+            "certificate, and have no passphrase"
         ) from error
 
 

@@ -30,7 +30,7 @@ class NearbyConnection(Connection):
         try:
             async with asyncio.timeout(self.socket_connect_timeout):
                 streams = await asyncio.open_unix_connection(self._socket)
-        except OSError:  # there is no unix socket, or no server listens at it: TCP connects, or gives the error
+        except OSError:  # no server listens at such a unix socket: connect over TCP, or get the error of TCP
             await super()._connect()  # type: ignore[no-untyped-call]  # redis-py has no types here
         else:
             self._reader, self._writer = streams

@@ -20,7 +20,7 @@ _MAJORITY_S = 1.0  # after the first answer, the longest further wait for the an
 
 
 class NoPrimaryError(RedisConnectionError):
-    """None of the asked servers has named a primary."""
+    """No primary can be used: the asked servers name none, or the named server is down, or is a replica."""
 
 
 class WrongSettingsError(NoPrimaryError):
@@ -30,11 +30,12 @@ class WrongSettingsError(NoPrimaryError):
 async def answers_of(
     questions: Mapping[str, Coroutine[Any, Any, T]], counts: Callable[[T], bool] = lambda _: True
 ) -> dict[str, T | RedisError | OSError]:
-    """Return each server's answer or error, once more than half have answered or the time limit is exceeded.
+    """Return, by server, the answers and errors that have come once more than half of the servers have answered.
 
-    The first answer is not enough, because a server that was cut off from the others may name an old primary.
+    If the time limit is exceeded first, return what has come until then. One answer is not enough, because a server
+    that was cut off from the others may name an old primary.
 
-    Args: `counts` says whether an answer counts as one of the more than half.
+    Args: `counts` says whether an answer counts toward the majority.
     """
     now, name = asyncio.get_running_loop().time, "ray_messaging question for the primary"
     tasks = {asyncio.create_task(question, name=name): where for where, question in questions.items()}

@@ -57,13 +57,13 @@ from ray_messaging.transports.connection.scripts import script_hash, script_text
 from ray_messaging.transports.server_facts import Info, is_replica, number, read_info, refusal
 
 T = TypeVar("T")
-# A function that is called with a new connection, and with a mapping: it has, by the key of each stream that will be
-# read over this connection, the last entry that was read.
+# A function that is called with a new connection, and with a mapping from the key of each stream that will be read over
+# this connection to the last entry that was read.
 Greet = Callable[[Wire, Mapping[str, str]], Awaitable[None]]
 
 _GLANCE_S = 1.0  # the time between two checks whether the experiment has ended
 # A connection over which no byte moves is given up after a third of `patience_s`, so that there is time for another
-# connection. The time is at least this long.
+# connection. But it is given up after this many seconds at the earliest.
 _SHORTEST_STALL_S = 1.0
 _AS_CLUSTER = (
     "give redis+cluster://host:port,host:port (RedisConfig(cluster=[...])), which finds the node with the keys"
@@ -144,7 +144,8 @@ class RedisLink:
         self._home = home
         self._clustered = bool(config.cluster)
         self.patience_s = patience_s
-        # How many seconds to wait for a reply, and how many seconds without any byte sent or received.
+        # How many seconds to wait for a reply, and after how many seconds without any byte sent or received to give a
+        # connection up.
         self._reply_s, self._stall_s = min(config.timeout, patience_s), max(_SHORTEST_STALL_S, patience_s / 3)
         self._closed = False
         self._wire: Wire | None = None
@@ -165,7 +166,7 @@ class RedisLink:
         self.ended: Callable[[], Awaitable[Closed | None]] | None = None
         self.observer: Observer | None = None
         self.who = ""  # the name of the caller, for error texts
-        self.outage: Outage | None = None  # set while steps make the calls; then calls are repeated for a longer time
+        self.outage: Outage | None = None  # set while the messager runs steps: failed calls are repeated for longer
 
     @property
     def where(self) -> str:
@@ -216,9 +217,11 @@ class RedisLink:
             raise unsuitable
 
     async def _primaries(self, wire: Wire, info: Info) -> int:
-        """Return how many primaries a node's cluster has, or 1 for a single server or if the number is unknown.
+        """Return the number of primaries in the cluster of a server that was not given as a cluster.
 
-        Raises: redis-py's error if the cluster serves no keys.
+        Return 1 if the server is in no cluster, if it does not tell the number, and if the config names a cluster.
+
+        Raises: redis-py's error if the config names a cluster, and the cluster serves no keys.
         """
         if self._clustered:
             try:
@@ -347,7 +350,9 @@ class RedisLink:
 
     def _check_primary(self, info: Info) -> None:
         if is_replica(info):
-            raise NoPrimaryError(f"the server at {self.where} was named as the primary, but is a replica")
+            raise NoPrimaryError(
+                f"the server at {self.where} was named as the primary, but is a replica: wait until the failover ends"
+            )
 
     def translated(self, error: BaseException, *, last: bool = False) -> Exception:
         """Turn an error of redis-py into one of ray_messaging, such as ServerRefused or ConnectionFailed.
@@ -543,17 +548,19 @@ class RedisLink:
         return await self.persist(lambda: asyncio.gather(*map(self._once, commands)))
 
     async def persist(self, attempt: Callable[[], Awaitable[T]], cut: Callable[[], None] | None = None) -> T:
-        """Repeat a call while the connection is interrupted, for at most `patience_s` seconds.
+        """Make a call, and repeat it while the connection is interrupted, for at most `patience_s` seconds.
 
-        A step of a simulation repeats its calls for longer if it cannot reach the server, but not if the server is full
-        or lacks replicas.
+        A call of a simulation's step is repeated for longer while the server cannot be reached, but not while the
+        server is full or lacks replicas.
 
         Args: `attempt` makes the call. `cut` is called after each attempt with an unknown outcome.
         Raises: ServerRefused at once; Closed if the experiment has ended; ConnectionFailed if the server cannot be
-        reached; MailboxFull if the server's memory is full.
+        reached or accepts no writes; MailboxFull if the server's memory is full; NotReplicated if too few replicas
+        confirm the call.
         """
-        # The loop times from which two time limits are measured. The key False has the beginning of this call, for a
-        # server that cannot be reached. The key True has the time of the first error of a server that is full.
+        # The loop times at which two time limits begin. `began[False]` is the beginning of this call, for a server that
+        # cannot be reached. `began[True]` is the time of a step's first error by a server that is full, or lacks
+        # replicas.
         began, calls = {False: asyncio.get_running_loop().time()}, self._calls
         backoff: Backoff | None = None  # the pauses between attempts; made late, because most commands succeed at once
         forgotten = False  # whether the last attempt failed because the server did not have the script

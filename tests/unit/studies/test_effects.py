@@ -103,7 +103,7 @@ def test_what_cannot_be_compared_is_told(tmp_path):
             "base= has 'rool', which is not a parameter of the study: write one of 'rule', 'n'",
         ),
         (lambda: study.effects({"rule": "cap"}), "no run has rule='cap': write one of the values 'none', 'mask'"),
-        (lambda: study.effects({"rule": "none"}), "but the study has none: choose a base="),
+        (lambda: study.effects({"rule": "none"}), "but the study has no such runs: choose a base="),
         (lambda: study.effects({"rule": "none", "n": 1}, outcomes="b"), "no run has the outcome 'b'"),
         (lambda: study.effects({"rule": "none", "n": 1}, outcomes="a"), "'a' is a str"),
         (lambda: study.effects({"rule": "none", "n": 1}, level=95), "level=95"),
