@@ -19,7 +19,8 @@ if TYPE_CHECKING:
 
 PAGE, PAGE_BYTES = 1000, 16 * 2**20  # the most dead letters in one page, and about their most bytes
 # The most bytes of an undecodable frame that is kept whole, and how many bytes of a larger one are kept. 32 MiB are
-# twice the largest size of our frames. Sending a larger frame back to the server would hold up the mailbox's reader.
+# twice the default of `MessagingConfig.frame_bytes`. Sending a larger frame back to the server would hold up the
+# mailbox's reader.
 WHOLE_BYTES, HEAD_BYTES = 32 * 2**20, 1024
 
 

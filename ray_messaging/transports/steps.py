@@ -486,7 +486,7 @@ class RedisSteps:
         return [each for each in found if each.step <= through]
 
     async def collected_born(self, now: str) -> str:
-        """Store the time `now` on the server, unless an earlier call has stored a time; return the stored time."""
+        """Return the time that the first call of this method has stored. In the first call, store and return `now`."""
         await self._link.command("HSETNX", self._steps, "collected_born", now)
         return bytes(await self._link.command("HGET", self._steps, "collected_born")).decode()
 

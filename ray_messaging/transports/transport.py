@@ -425,9 +425,11 @@ class RedisTransport:
         return {name.decode(): lease.decode() for name, lease in zip(found[::2], found[1::2], strict=True)}
 
     async def end_leases(self, over: Mapping[str, str]) -> None:
-        """End the leases in `over`, which were seen unchanged for their whole duration.
+        """End leases that the caller has seen unchanged for their whole duration.
 
-        A lease that now has another value on the server has changed, and is not ended.
+        A lease that has another value on the server by now is not ended.
+
+        Args: `over` maps each mailbox to the lease that the caller has seen.
         """
         keys = [self.keys.meta, self.keys.records, self.keys.changes, self.keys.dead]
         pairs = [part for pair in over.items() for part in pair]

@@ -392,7 +392,7 @@ def _decode_columns(header: Header, reader: _FrameReader) -> Batch:
     size = header.rows * (_I4 if small else _I8).itemsize
     from_values, to_values = reader.cut(size), b"" if folded else reader.cut(size)
     extension = _extension(header, reader) if header.flags & _EXTENSION else None
-    # A single message, for which time matters most, has none of these columns.
+    # A frame with a single message, for which time matters most, has none of these columns, so the call is skipped.
     known = _WIDE_OPTIONAL if header.flags & _WIDE_TOPICS else _OPTIONAL
     found = _columns(header, reader, known) if header.flags & (_EXTENSION - 1) else _NO_COLUMNS
     numbers, from_kinds, to_kinds, topic, steps, times, index = found
