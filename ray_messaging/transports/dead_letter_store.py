@@ -17,18 +17,19 @@ from ray_messaging.transports.cursors import decode_rows
 if TYPE_CHECKING:
     from ray_messaging.transports.transport import RedisTransport
 
-PAGE, PAGE_BYTES = 1000, 16 * 2**20  # the most dead letters that are read at once
+PAGE, PAGE_BYTES = 1000, 16 * 2**20  # the most dead letters in one page, and about their most bytes
 # The most bytes of an undecodable frame that is kept whole, and how many bytes of a larger one are kept. 32 MiB are
-# twice the largest size of our frames. Sending a larger frame back to the server would hold up the mailbox's reader.
+# twice the default of `MessagingConfig.frame_bytes`. Sending a larger frame back to the server would hold up the
+# mailbox's reader.
 WHOLE_BYTES, HEAD_BYTES = 32 * 2**20, 1024
 
 
 class DeadFrame(NamedTuple):
     """A frame that will not be delivered. Its first `row` rows, and the rows in `acked`, were handled before.
 
-    `acked` has the form that `decode_rows` reads. If the frame is dead because its mailbox was removed, `born` is how
-    many mailboxes had been created by then. If it is dead because the mailbox's reader could not decode it, `born` is
-    None. `exclusive` says that no other mailbox could listen for the agents of the frame's mailbox.
+    `acked` has the form that `decode_rows` reads. `born` is how many mailboxes had been created when the frame became a
+    dead letter, because its mailbox was removed or a handler failed. `born` is None if the mailbox's reader could not
+    decode the frame. `exclusive` says that no other mailbox could listen for the agents of the frame's mailbox.
     """
 
     id: str
@@ -123,7 +124,7 @@ class RedisDeadLetters:
     async def facts(self) -> DeadFacts:
         """Return the number and bytes of the dead letters, and of those that were dropped because of the limit."""
         letters, (known, *counts) = await self._counts()
-        if known != letters:  # Another client has changed the stream.
+        if known != letters:  # Another client has changed the stream, so the script of `drop` counts the letters again.
             await self.drop([])
             letters, (_, *counts) = await self._counts()
         return DeadFacts(letters, *counts)

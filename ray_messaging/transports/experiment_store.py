@@ -50,10 +50,10 @@ class TableChanges(msgspec.Struct, frozen=True):
 
 
 class StateChanges(NamedTuple):
-    """A write that is done as a whole or not at all.
+    """Changes of the rules' state, which are written as a whole or not at all.
 
-    It has changes of the rules' tables, the answers to senders that belong to these changes, and the keys of answers to
-    delete (`forget`). With `whole`, the write replaces all state of the rules on the server.
+    `tables` has the changes of the rules' tables, `answers` the answers to senders that belong to these changes, and
+    `forget` the keys of answers to delete. With `whole`, the changes replace all state of the rules on the server.
     """
 
     tables: Mapping[str, TableChanges]
@@ -94,9 +94,9 @@ def check_shards(exp_id: str, found: int, told: int) -> None:
     if found and found != told:
         has = f"{found} shards" if found > 1 else "one shard"
         raise ConfigError(
-            f"experiment {exp_id!r} has {has}, but here shards={told} was given, and the number cannot change: write "
-            f"shards={found}, or use another exp_id. For embedded servers, pass messaging.redis, which names all of "
-            "them"
+            f"experiment {exp_id!r} has {has}, but the config of this process has shards={told}, and the number cannot "
+            f"change: write shards={found}, or use another exp_id. For embedded servers, pass messaging.redis, which "
+            "names all of them"
         )
 
 
@@ -256,10 +256,10 @@ class RedisExperimentStore:
         await self._link.script("heartbeat", [self._meta], [self._run, epoch, 0])
 
     async def delegate(self, epoch: int, number: int) -> StateWrite:
-        """Make the server accept verdicts that senders give by their copy of the rules with this number.
+        """Make the server accept the verdicts of senders that judge by rule snapshot `number`, a copy of the rules.
 
-        If it accepts a copy with a higher number already, change nothing. Return FENCED if another interceptor has
-        taken over, otherwise DONE.
+        If the server accepts a snapshot with a higher number already, change nothing. Return FENCED if another
+        interceptor has taken over, otherwise DONE.
         """
         backoff = Backoff(RULE_STATE_RETRY)
         while await self._link.script("advance_delegation", [self._meta], [epoch, number]) == 0:
@@ -280,8 +280,8 @@ class RedisExperimentStore:
     async def write(self, epoch: int, state: StateChanges, names: Sequence[str] | None, *, again: bool) -> StateWrite:
         """Write changes of the rules' state, as a whole or not at all.
 
-        Args: `names` are the name under which Ray has the rules in force, and then the names of these rules. None
-        leaves the names on the server unchanged. `again` says that the last write is repeated.
+        Args: `names` begins with the name under which Ray's cluster state has the rules in force. The names of these
+        rules follow. None leaves the names on the server unchanged. `again` says that the last write is repeated.
         """
         keys = [self._meta, self._keys.answers, self._keys.rules]
         if not again:
@@ -316,7 +316,7 @@ class RedisExperimentStore:
             await self._link.command("HSET", key, *(text for pair in part for text in pair))
 
     async def rules_name(self) -> bytes | None:
-        """Return the name of the entry in Ray that has the rules in force, or None if no rules are in force."""
+        """Return the name under which Ray's cluster state has the rules in force, or None if no rules are in force."""
         found: bytes | None = await self._link.command("LINDEX", self._keys.rules, 0)
         return found
 

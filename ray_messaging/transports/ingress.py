@@ -89,8 +89,9 @@ logger = logging.getLogger(__name__)
 # such a command, and cannot serve other clients in this time. At most two commands at a time wait for their
 # confirmations.
 _CHUNK = 1_000
-# Each subscribed channel costs the server 240 bytes, and 2 us in which it is blocked when the subscriber leaves. So a
-# messager of more agents than this subscribes to one pattern for all agents. It then drops messages to other agents.
+# Each subscribed channel costs the server 240 bytes, and blocks the server for 2 us when the subscriber leaves. So a
+# messager with more agents than this subscribes to one pattern for all agents, and drops messages to other messagers'
+# agents.
 WIDE = 30_000
 # A broken connection looks the same as a connection without messages. After this much silence a PING is sent. If it
 # gets no answer in time, the connection is closed.
@@ -102,8 +103,8 @@ class RedisIngress:
     """Subscriptions to exact channels. Patterns are used only if the user gave one, or for very many channels.
 
     A subscriber to a pattern for all agents' channels also gets messages for agents that are not its own. The send
-    script must not count it as a listener to an agent's channel. So such subscribers also subscribe to the channel
-    `keys.wide`, by which the script counts them, and it subtracts their number.
+    script must not count it as a listener to an agent's channel. So such a subscriber also subscribes to the channel
+    `keys.wide`. The script subtracts the number of subscribers of this channel.
 
     Each mailbox has an "ear", a channel only for its messager. The subscription to the ear shows that the messager is
     connected, so that a busy messager does not lose its mailbox. A message on the ear says that the mailbox is gone.
@@ -140,7 +141,7 @@ class RedisIngress:
         self.cuts = 0
 
     async def subscribe(self, channels: Collection[str], globs: Sequence[str]) -> None:
-        """Add channels and patterns; return when the server has confirmed all of them."""
+        """Subscribe to further channels and patterns; return when the server has confirmed all of them."""
         few, many = channels, []
         if isinstance(channels, ChannelSet) and len(channels) - len(channels.plain) > WIDE:
             few, many = channels.plain, [channels]
@@ -215,7 +216,7 @@ class RedisIngress:
                 self._connection.send(command)
 
     async def _run(self) -> None:
-        heard = True  # whether a reply has arrived since the connection was last interrupted
+        heard = True  # False after an interruption, until a connection is open again
         backoff = Backoff(REDIS_REFUSED)
         while True:
             pause_s = REDIS_RESUBSCRIBE.first_s
@@ -360,13 +361,13 @@ class RedisIngress:
     def _first_of(self, channel: bytes, pattern: bytes) -> bool:
         if len(self._globs) == 1:
             return True
-        if len(self._first) > 100_000:  # Foreign clients choose the names of channels, so that there may be very many.
+        if len(self._first) > 100_000:  # Foreign clients choose the names of channels, so there may be very many.
             self._first.clear()
         return self._first.setdefault(channel, pattern) == pattern
 
 
 def _commands(kind: str, names: Iterable[str | bytes]) -> Iterator[list[str | bytes]]:
-    """Divide a subscription to very many names into commands."""
+    """Yield commands such as SUBSCRIBE (`kind`) for all names, each with at most `_CHUNK` names."""
     left = iter(names)
     while part := list(islice(left, _CHUNK)):
         yield [kind, *part]

@@ -30,8 +30,8 @@ class LargeFrames:
     def __init__(self, link: RedisLink, keys: Keys) -> None:
         self._link = link
         self._keys = keys
-        # Not on a cluster: the script renames a mailbox's stream for the transaction, and in a slot that is being
-        # migrated, a key with a new name cannot be created.
+        # On a cluster this way cannot be used: the script renames a mailbox's stream for the transaction, but while a
+        # slot is being migrated, no new key can be created in the slot.
         self._able = not link.config.cluster
 
     def takes(self, request: SendRequest) -> bool:

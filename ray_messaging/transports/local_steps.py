@@ -32,7 +32,7 @@ from ray_messaging.transports.step_values import (
 from ray_messaging.transports.steps import RedisSteps
 from ray_messaging.transports.transport_values import FrameFate, FrameWrite, SendReply, SendRequest, SendStatus
 
-_ENTRY: Final = "1-0"  # the id of all frames, because one call reads a whole box
+_ENTRY: Final = "1-0"  # the stream id that all frames get: one call reads a whole box, so ids need not differ
 _EVERY: Final = 2**31  # more frames than a box has
 _TURN_S: Final = 0.01  # after this time, other tasks of the event loop get a turn, such as the one that shows progress
 
@@ -56,7 +56,7 @@ class LocalSteps(RedisSteps):
         self._state: bytes | None = None
         self._boxes: dict[str, list[BoxFrame]] = {}  # the frames of closed steps, by box
         self._written: dict[str, list[BoxFrame]] = {}  # the frames of the open step, by box
-        self._sizes: dict[str, tuple[int, int]] = {}  # the rows and bytes of boxes, in the open step
+        self._sizes: dict[str, tuple[int, int]] = {}  # how many rows and bytes boxes have, with the open step
         self._closes: dict[int, ClosedStep] = {}
         self._collected: list[Collected] = []
         self._shape = b""  # the first line of the recorded series, which describes them
@@ -65,7 +65,7 @@ class LocalSteps(RedisSteps):
         self._turn_at = 0.0  # the time of the next turn of other tasks
 
     async def adopt(self) -> None:
-        """Begin after the last step that is closed on the server."""
+        """Copy the last closed step, the state and the boxes from the server, to go on with the next step."""
         self._closed = (await super().progress()).groups[self._group].closed
         self._state = await super().state(self._group)
         boxes = await super().covered_boxes(self._closed + 1, self._closed + self._settings.horizon)
@@ -124,8 +124,8 @@ class LocalSteps(RedisSteps):
 
     def _write(self, write: FrameWrite, tag: StepTag) -> bool:
         """Write a frame to its box; return False if the box is full."""
-        # No process subscribes to a plain channel of this run, so publications are not sent. But they take room in a
-        # box, as they do on a server.
+        # No process subscribes to a plain channel of this run, so publications are not sent. But they count towards the
+        # limits of a box, as on a server.
         box = write.mailbox or box_name(PUBLICATIONS, tag.sent + 1)
         publish = tuple(each.data for each in write.publish)
         frame = BoxFrame(_ENTRY, tag, write.rows, write.frame, publish=publish, batch=write.batch)
@@ -138,7 +138,7 @@ class LocalSteps(RedisSteps):
         return True
 
     def _size(self, box: str) -> tuple[int, int]:
-        found = self._sizes.get(box)  # to add up all frames of the box for each write would take long
+        found = self._sizes.get(box)  # adding up all frames of the box for each write would take long
         if found is None:
             frames = self._boxes.get(box, ())
             rows, nbytes = [each.rows for each in frames], [each.nbytes for each in frames]
@@ -152,9 +152,10 @@ class LocalSteps(RedisSteps):
     async def close(
         self, group: str, attempt: int, step: int, closing: Closing, *, go_on: bool = False
     ) -> Committed | Refused:
-        """Close a step; with `go_on` open the next step, too. Return Refused if the recorded series have changed.
+        """Close a step; with `go_on` open the next step, too.
 
-        They have changed if their first line, which describes them, differs from that of earlier steps.
+        The first line of the recorded series describes the series. Return Refused if it differs from the first line of
+        earlier steps.
         """
         if monotonic() >= self._turn_at:
             await asyncio.sleep(0)
@@ -182,8 +183,8 @@ class LocalSteps(RedisSteps):
     async def open_box(self, box: str, count: int) -> BoxStart:
         """Return the frames of a box.
 
-        The list of committed attempts, which `RedisSteps.open_box` also returns, is left out: the answer that opened
-        the box's step had it.
+        The list of committed attempts, which `RedisSteps.open_box` also returns, is left out, because `open` has
+        returned this list.
         """
         return BoxStart((), self._boxes.get(box, ()))
 

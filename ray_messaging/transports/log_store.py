@@ -65,8 +65,8 @@ def mailbox_of(stream: str) -> str:
     return stream.rpartition(":")[0]
 
 
-# One reply has at most this many entries. It has fewer if this many entries, each as large as the largest in the last
-# reply, would exceed this many bytes. XREAD limits only the number of entries, but the reader's memory must stay small.
+# One reply has at most `_ENTRIES` entries. It has fewer if `_ENTRIES` entries, each as large as the largest one in the
+# last reply, would exceed `_BYTES`. XREAD limits only the number of entries, but the reader's memory must stay small.
 _ENTRIES, _BYTES = 64, 16 * 2**20
 _GUESS = 256 * 2**10  # the assumed size of a frame before any frame was read
 
@@ -91,7 +91,7 @@ class RedisLog:
     async def register(self, limits: Limits) -> int:
         """Register the event log, and return the writer's epoch. From now on no entry is deleted before the log has it.
 
-        The server then refuses calls of earlier writers. Its totals of what the log has read begin at 0.
+        The server then refuses calls of earlier writers, and counts what the log has read from 0 again.
 
         Args: `limits` are for the log stream, which accepts a note of any size while it is empty. Messages that the log
         does not have yet count towards the limits of their own mailbox.
@@ -126,9 +126,9 @@ class RedisLog:
         return LogStreams([LOG_STREAM, *(name.decode() for name in live)], [name.decode() for name in ended])
 
     async def ends(self, streams: Sequence[str]) -> dict[str, str]:
-        """Return, by stream, the id of the last entry that it has; "0-0" if it is empty.
+        """Return, for each stream, the id of its last entry, or "0-0" if the stream has no entry.
 
-        Deleted entries do not matter, because they are in the log already.
+        Deleted entries are left out. They are in the log already.
         """
         keys = [key for stream in streams for key in (self.keys.stream(stream), self.keys.ended_stream(stream))]
         ends = await self.link.script("read_stream_ends", keys, []) if streams else []
@@ -149,11 +149,11 @@ class RedisLog:
         return max(1, min(_ENTRIES, _BYTES // max(1, self._largest)))
 
     async def _read_in_turn(self, cursors: Mapping[str, str], room: int, count: int) -> list[LogItem]:
-        """Return entries of some of the streams: of those that had entries in the last read, and of the next ones.
+        """Return entries of at most `room` streams: of the streams that had entries in the last read, and of the next.
 
-        At most `room` streams are read at a time. If they have no entries, further streams are read. Of very many
-        streams, usually only few get entries. If each read took one entry of every stream, the log would fall behind on
-        the busy streams. So these are read every time, with more entries of each.
+        If these streams have no entries, the next streams are read, until all were read. If there are very many
+        streams, usually only few of them get entries. If each read took one entry of every stream, the log would fall
+        behind on the busy streams. So the busy streams are read every time, with more entries of each.
         """
         streams = list(cursors)
         for _ in range(0, len(streams) + room, max(1, room // 2)):
@@ -272,7 +272,7 @@ def _item(stream: str, entry: str, fields: list[bytes]) -> LogItem:
         entry,
         found.get(b"f", b""),
         found.get(b"n"),
-        # Lua's cjson encodes an empty list as {}.
+        # For an empty list the server stores {}, because Lua's cjson encodes an empty list so.
         None if takers is None else [int(taken) for taken in msgspec.json.decode(takers)],
         int(found[b"s"]) if b"s" in found else None,
         int(found[b"o"]) if b"o" in found else None,

@@ -34,7 +34,7 @@ class RequeueOutcome(NamedTuple):
 
     `messages` is how many of its messages are in a mailbox again, `left` how many stay dead, and `why` the reason.
 
-    `full` says that a mailbox was full, so that later letters must wait too.
+    `full` says that a mailbox was full, or that the event log was behind, so that later letters must wait too.
     """
 
     messages: int
@@ -63,7 +63,7 @@ class Requeueing:
         self._exp_id = exp_id
         # The directory as this process has read it, until the server says that it has changed.
         self._listeners: Listeners | None = None
-        # A key and the routes of the last letter. A letter with an equal key has the same routes.
+        # The last result of `_routing_for`, after a key. A letter with an equal key has the same routes.
         self._routing: tuple[tuple[object, ...], Routes, Routes] | None = None
 
     async def requeue(self, letter: DeadFrame) -> RequeueOutcome:
@@ -125,9 +125,9 @@ class Requeueing:
         return found, np.sort(np.concatenate(nobody))
 
     def _routing_for(self, letter: DeadFrame, listeners: Listeners) -> tuple[Routes, Routes]:
-        """Return the routes to mailboxes that may get a letter's messages, and to those that may have had them already.
+        """Return routes to the mailboxes that may get a letter's messages, and to those that may have had them before.
 
-        Most letters of one mailbox have the same routes, so the last two routes are kept.
+        Most letters of one mailbox have the same routes. So the result is kept, and is used again for the next letter.
         """
         counts = tuple(_counts(record, letter, listeners) for record in listeners.records)
         key = (listeners.version, counts)
@@ -161,10 +161,10 @@ _WHY = {
 
 
 def _counts(record: MailboxRecord, letter: DeadFrame, listeners: Listeners) -> int:
-    """Return by which fields of a mailbox's record the mailbox may get a letter's messages.
+    """Return which fields of a mailbox's record are used to route a letter's messages to the mailbox.
 
-    When the messages were sent, the mailbox may have got a copy of them. Fields by which this may have happened do not
-    count, so that no message arrives twice. Return `_NONE`, `_CLAIMS` (only the agents that the mailbox hosts, and not
+    When the messages were sent, the mailbox may have got a copy of them. Fields by which this may have happened are not
+    used, so that no message arrives twice. Return `_NONE`, `_CLAIMS` (only the agents that the mailbox hosts, and not
     its channels and patterns) or `_WHOLE` (all fields).
     """
     if record.mailbox == letter.mailbox:

@@ -95,7 +95,11 @@ def refusal(info: Info, config: RedisConfig, where: str) -> str | None:
 
 @dataclass(frozen=True, slots=True)
 class Mailbox:
-    """State of one mailbox. Ages are in seconds, or None if unknown. `lease_s` is None if nobody renews the lease."""
+    """State of one mailbox.
+
+    `oldest_s` is the age of the oldest unread message in seconds, or None if no message waits or the age is unknown.
+    `lease_s` is the time until the lease ends, or None if the lease has ended or there is none.
+    """
 
     name: str
     messages: int
@@ -110,15 +114,15 @@ class Mailbox:
     hosts: bool  # whether no other mailbox may listen for the mailbox's agents
     owner: str = ""
     acked: int = 0  # how many messages were acknowledged although an earlier message was not
-    in_steps: bool = False  # whether the mailbox belongs to a group with steps, which is idle when its run has ended
+    in_steps: bool = False  # whether the mailbox belongs to a group with steps; a group is idle between runs
     ended: str = ""  # why the service of the mailbox has ended; "" if it goes on or never began
-    failures: int = 0  # how many messages have handlers that failed
+    failures: int = 0  # on how many messages a handler of `serve` has failed
 
     @property
     def waits_for_its_name(self) -> bool:
         """Return whether the mailbox belongs to a closed messager whose name may be used again.
 
-        A mailbox of a group never belongs to one.
+        Return False for every mailbox of a group.
         """
         return self.lease_s is None and not self.leased and not self.hosts and not self.keeps_answers
 
@@ -130,7 +134,10 @@ class Mailbox:
 
 @dataclass(frozen=True, slots=True)
 class Kept:
-    """Data of one experiment on a server. At most 1,000 of its mailboxes are included."""
+    """Data of one experiment on a server.
+
+    `mailboxes_in_all` is the number of all mailboxes. `mailboxes` may have only some of them.
+    """
 
     interceptor_epoch: int
     logged: bool

@@ -63,9 +63,9 @@ class _StandIn(NamedTuple):
 class StepBodies:
     """The bodies of large frames of steps: the frames themselves, in place of which a box has only small stand-ins.
 
-    The bodies that a process sends are on one server, or spread over all servers by a hash of their names. If that
-    server is the primary, the frame stays in its box. So do answers to askers outside of the steps, notes for the event
-    log and publications, because the primary itself reads them.
+    The bodies that a process sends are on one server, or spread over all servers by a hash of their names. If a body's
+    server is the primary, the frame stays in its box. Answers to askers outside of the steps, notes for the event log
+    and publications also stay in their boxes, because the primary itself reads them.
 
     Args: `links` and `keys` are for all servers, the primary first. `home` is the server for the bodies that this
     process sends (None: they are spread). Frames of at least `least` bytes are large.
@@ -126,9 +126,9 @@ class StepBodies:
         if self._arrears[shard] > BODY_ARREARS:
             self._arrears[shard] = nbytes
             await self.drop(shard, await self.dropped())
-        # The step is put in the list of steps with bodies before the bodies are written, and again after that. Between
-        # the two, another process may delete old bodies, and the step from the list. The second call then lists the new
-        # bodies again.
+        # The step is put in the list of steps with bodies before the bodies are written, and again after that. In
+        # between, another process may delete old bodies of the step, and remove the step from the list. The second SADD
+        # then puts the step in the list again.
         listed = ("SADD", self._keys[shard].bodies, *steps)
         written = (("HSET", self._keys[shard].bodies_of(step), *pairs) for step, pairs in steps.items())
         await self.links[shard].commands(listed, *written, listed)
@@ -172,7 +172,7 @@ class StepBodies:
             )
         return [frame for place, frame in enumerate(found) if place not in missing]
 
-    # -- after steps ----------------------------------------------------------------------------------------------
+    # -- deletion of old bodies -----------------------------------------------------------------------------------
 
     async def dropped(self) -> int:
         """Return the last step whose boxes the primary has dropped, or -1 if there is none."""
@@ -183,7 +183,7 @@ class StepBodies:
         await self.links[shard].script("drop_bodies", [self._keys[shard].bodies], [through])
 
     async def sweep(self) -> None:
-        """Delete, from all servers, the large frames of old steps, whose boxes the primary has deleted.
+        """Delete, from all servers but the primary, the large frames of steps whose boxes the primary has deleted.
 
         This call waits at most a second. If a server takes longer, the deletion there goes on after the call.
         """

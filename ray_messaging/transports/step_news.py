@@ -23,7 +23,7 @@ class _Round:
         self.done = asyncio.Event()  # the event is set when a read has ended; each read gets a new event
 
 
-# The shared states, by event loop, server and stream. A state is deleted with the last of its readers.
+# The `_Round` of each event loop, server and stream. A `_Round` is deleted with the last reader that uses it.
 _ROUNDS: WeakValueDictionary[tuple[Any, ...], _Round] = WeakValueDictionary()
 
 
@@ -32,8 +32,8 @@ class StepNewsReader:
 
     While another messager of the process reads the stream, this reader waits for the result of that read.
 
-    Args: with `selected` the stream has only some of the news, so a position in the news may be after the stream's last
-    entry.
+    Args: `selected` says that the stream has only some of the news. A caller's position may then be after the stream's
+    last entry.
     """
 
     def __init__(self, link: RedisLink, stream: str, *, selected: bool = False) -> None:
@@ -49,17 +49,17 @@ class StepNewsReader:
         self._reads.close()
 
     async def wait(self, news: str, block_s: float, behind: Commands = (), replies: list[Any] | None = None) -> News:
-        """Wait up to `block_s` seconds for news about a step that come after stream id `news`; return the latest news.
+        """Wait up to `block_s` seconds for entries after `news` in the stream of news; return the latest entry.
 
-        Args: `behind` are commands that run right after the read, in the same round trip. Their replies are put into
-        `replies`, which stays empty if another messager of the process has read the news.
+        Args: `news` is an entry id. `behind` are commands that run right after the read, in the same round trip. Their
+        replies are put into `replies`, which stays empty if another messager of the process has read the news.
         """
         loop = asyncio.get_running_loop()
         if self._round is None:
             self._round = _ROUNDS.setdefault((loop, *self._server, self._stream), _Round())
         shared, deadline = self._round, loop.time() + block_s
         if order(news) > order(shared.newest.place):
-            shared.newest = News(news)  # the answer to another call has given the caller newer news
+            shared.newest = News(news)  # the caller has newer news from the answer to another call
         while order(shared.newest.place) <= order(news):
             left = deadline - loop.time()
             if left <= 0:

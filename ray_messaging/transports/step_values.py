@@ -17,15 +17,18 @@ if TYPE_CHECKING:
     from ray_messaging.config import Steps
 
 OUTSIDE = ""  # the name that frames from outside of the steps have in place of a group's name
-SUPERVISOR = ":rules"  # takes part like a group, and closes each step after all groups; it is not in lists of groups
+# The name of the supervisor, a task of the interceptor. It takes part in the steps like a group, and closes each step
+# after all groups. Lists of groups leave it out.
+SUPERVISOR = ":rules"
 NOTES = ":log"  # the box of notes for the event log; no user's mailbox has a colon in its name
 PUBLICATIONS = ":out"  # the box of messages for plain channels
 PLACES = ":places"  # the box of agents' new positions, which all groups read
 STANDSTILL = -(2**31)  # a hold at this position is so far behind that no step begins, even after `resume`
 RULE_CHANGE, CTRL_C = "a change of the rules", "Ctrl-C"  # names of holds at position STANDSTILL
 CHECKPOINT = "a checkpoint"  # the name of a hold that prevents all steps after its position
-# Prefix of the mailbox of an asker outside of the steps. When all groups have closed a step, the answers in the
-# mailbox's box of the step are moved to the mailbox.
+# An agent's answer to an asker outside of the steps is first written to a box. The box's name begins with this
+# prefix and the name of the asker's mailbox. When all groups have closed the step, the server moves the
+# answer to that mailbox.
 ASKER = "+"
 
 
@@ -47,7 +50,7 @@ class StepSettings(NamedTuple):
     # How many steps a hold may be behind. It is at most `horizon`, because a step's counts are kept for `horizon`
     # steps.
     lag: int = 64
-    lag_large: int = 4  # it replaces `lag` while the boxes that are kept for holds exceed `lag_bytes`
+    lag_large: int = 4  # replaces `lag` while the boxes that are kept for holds exceed `lag_bytes`
     lag_bytes: int = LAG_BYTES
     digest: bool = False  # whether groups store digests of the messages that they send
     box_rows: int = BOX_ROWS
@@ -116,7 +119,7 @@ class Opened(NamedTuple):
 
     `directory` is the version of the directory of mailboxes when the step was opened, or a later version (-1: not
     known). `blocked` says whether rules have blocked messages of the previous step. `news` is a position in the stream
-    of news. The news that the next step is open come after this position.
+    of news. The entry which says that the next step is open comes after this position.
     """
 
     step: int
@@ -139,9 +142,9 @@ class Reason(StrEnum):
 class Waiting(NamedTuple):
     """A step that cannot be opened yet.
 
-    `names` has some of those for which it waits: groups, or readers such as the event log. `total` is the number of all
-    of them. In the answer to a close, `names` is empty. `news` is a position in the stream on which the server tells of
-    changes in the steps.
+    `names` has some of the groups, or of the readers such as the event log, for which the step waits. `total` is how
+    many there are in all. In the answer to a call of `close`, `names` is empty. `news` is a position in the stream on
+    which the server tells of changes in the steps.
     """
 
     step: int
@@ -159,12 +162,12 @@ class BoxStart(NamedTuple):
 
 
 class News(NamedTuple):
-    """What a read of the stream of news has found. It ends a wait for a step.
+    """The latest entry that a wait for news about the steps has found.
 
-    `place` is the position in the stream. `opened` is the last step that is open to all groups, `boxes` is how many
-    boxes it has, and `directory` the version of the directory of mailboxes. If the wait ended without news, `directory`
-    and `opened` are -1. `blocked` says whether rules have blocked messages of the step before `opened`. `start` is the
-    beginning of the box that the caller named, if it was read right after the news, otherwise None.
+    `place` is the position in the stream of news. `opened` is the last step that is open to all groups. `boxes` is how
+    many boxes the step `opened` has. `directory` is the version of the directory of mailboxes. If the wait ended
+    without news, `directory` and `opened` are -1. `blocked` says whether rules have blocked messages of the step before
+    `opened`. `start` is the beginning of the box that the caller named, or None if the box was not read.
     """
 
     place: str
@@ -222,8 +225,8 @@ class Collected(NamedTuple):
 class Committed(NamedTuple):
     """The answer to a group that has closed `step`.
 
-    `sealed` is the last step that all groups have closed. `following` is the answer about the next step, or None if the
-    group did not ask to open it, or cannot.
+    `sealed` is the last step that all groups have closed. `following` is the answer about the next step. It is None if
+    the group did not ask to open the next step, or if another driver has taken over the group.
     """
 
     step: int
@@ -257,9 +260,10 @@ class StepTag(NamedTuple):
 class BoxFrame(NamedTuple):
     """A frame in a box, which has the messages that one mailbox reads in one step.
 
-    For a frame whose group is OUTSIDE, because its sender is outside of the steps, `first` is how many such rows the
-    box had before it. In the box NOTES, `note` belongs to the frame. In the box PUBLICATIONS, `publish` has channels
-    and data alternately. For steps that are kept in this process, a frame has its messages as `batch`, and no bytes.
+    The group OUTSIDE stands for senders outside of the steps. For a frame of this group, `first` is how many rows of
+    the group are before the frame in the box. In the box NOTES, `note` is the note for the event log about the frame.
+    In the box PUBLICATIONS, `publish` has channels and data alternately. For steps that are kept in this process,
+    `batch` has the frame's messages, and `frame` is empty.
     """
 
     entry: str
@@ -273,7 +277,7 @@ class BoxFrame(NamedTuple):
 
     @property
     def nbytes(self) -> int:
-        """Return the size of the messages and publications, without a note."""
+        """Return the size in bytes of the messages and publications; `note` is not counted."""
         return len(self.frame) + sum(map(len, self.publish)) + (0 if self.batch is None else self.batch.nbytes)
 
 
@@ -321,8 +325,9 @@ class Progress(NamedTuple):
     `sealed` is the last step that all groups have closed, and `latest` the last step that some group has opened. Both
     are -1 before the first such step. `target` is the last step that may be opened (None: no end). `holds` says, for
     each reader that keeps boxes on the server, which step it has read last (see `RedisSteps.hold`). `news` is a
-    position in the stream of news. `wait_for` is the mode that is used now. `supervisor` is the progress of the part of
-    the interceptor that ends each step for all groups (None: there is none), and `supervised_by` its name for people.
+    position in the stream of news. `wait_for` is the mode that is used now. `supervisor` is the progress of the task of
+    the interceptor that closes each step after all groups (None: there is no such task). `supervised_by` is the task's
+    name in texts for the user.
     """
 
     sealed: int
@@ -345,7 +350,7 @@ class Progress(NamedTuple):
     def waiting_for(self) -> dict[str, int]:
         """Return the groups for which the next step waits, with the step that each of them has to close.
 
-        If all groups have closed that step, return the supervisor's name instead.
+        If no group has to close a step, but the supervisor has to, return the supervisor's name instead.
         """
         found = {
             name: group.closed + 1
@@ -378,7 +383,7 @@ def counted(frames: Sequence[BoxFrame], covers: Sequence[Cover]) -> list[BoxFram
 
 
 def box_in_words(box: str) -> str:
-    """Return words for an error that name the messages in a box, such as the box `north@3`."""
+    """Return words for the messages in a box: for `north@3`, "messages of step 3 in mailbox 'north'"."""
     mailbox, _, step = box.rpartition("@")
     return f"messages of step {step} in mailbox {mailbox!r}"
 

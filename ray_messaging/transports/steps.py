@@ -74,7 +74,7 @@ from ray_messaging.transports.step_values import (
 from ray_messaging.transports.transport_values import FrameFate, SendReply, SendRequest, SendStatus
 
 _RESULTS = 256  # the most results of remembered calls, or recorded series, in one reply
-_REPLY_BYTES = 16 * 2**20  # about the most bytes of recorded series in one reply
+_REPLY_BYTES = 16 * 2**20  # about the most bytes of recorded series, and of such results, in one reply
 _TOLD = 2000  # the stream that tells which agents are ahead of the open step has at most about this many entries
 _UNWRITTEN = 4  # the reply of script commit_step if it has written nothing
 
@@ -82,7 +82,7 @@ _UNWRITTEN = 4  # the reply of script commit_step if it has written nothing
 class RedisSteps:
     """Steps of one experiment on a Redis or Valkey server.
 
-    If `bodies` is given, large frames are on other servers.
+    Args: `bodies` reads and writes large frames on other servers (None: all frames are on this server).
     """
 
     in_memory = False  # whether frames are written as batches, because only this process reads them
@@ -93,7 +93,7 @@ class RedisSteps:
         self._steps = keys.steps()
         self.news = StepNewsReader(link, keys.news)
         self._told = BlockingReads(link)
-        # Reads only the news by which `go_on` opens a step.
+        # The reader of the stream `openings`, which has only the news of steps that `go_on` has opened.
         self.openings = StepNewsReader(link, keys.openings, selected=True)
         self.bodies = bodies
 
@@ -120,10 +120,10 @@ class RedisSteps:
     async def join(self, group: str, *, again: bool = False) -> int:
         """Let a group take part in the steps; return the first step in which it takes part.
 
-        The mailbox of the group has the group's name. The first step is 0 if no step was opened yet. Otherwise it is
-        the second one after the step that was opened last, so that all senders know the group before it. For the name
-        SUPERVISOR, the part of the interceptor that closes steps, the first step is the open step, or the next one if
-        none is open.
+        The mailbox of the group has the group's name. The first step is 0 if no step was opened yet. If step 7 was
+        opened last, the first step is 9, so that all senders know the group before they send to it. For the name
+        SUPERVISOR, a task of the interceptor that closes steps, the first step is the open step, or the next step if
+        no step is open.
 
         Args: With `again`, a group that left the steps when its driver ended may join again.
         Raises: AlreadyExists if the group is leaving; ConfigError if the experiment has no steps.
@@ -148,8 +148,8 @@ class RedisSteps:
         Return None if the group had no state.
         """
         key = self._keys.step(group)
-        # When the group closes `step`, its state is replaced, and the former one is kept at `left`. So the state is
-        # read first: if the step is closed between the two reads, `left` has the former state.
+        # When the group closes `step`, the state before `step` is moved from `state` to `left`. So `state` is read
+        # first: if the step is closed between the two reads, `left` has the state before `step`.
         now, left = await self._link.commands(("HGET", key, "state"), ("HGET", f"{key}:left", step))
         found: bytes | None = now
         if left:
@@ -172,10 +172,10 @@ class RedisSteps:
         if latest == -2:
             raise without_steps(self._keys.exp_id)
         if latest != -1:
-            asked = "the steps have begun" if at_step is None else f"at_step={at_step}"
+            asked = "for all steps" if at_step is None else f"with at_step={at_step}"
             raise ConfigError(
-                f"{asked}: step {latest} is open, and its messages are for the groups that were declared before it. "
-                f"Declare other groups with at_step={latest + 2} or later"
+                f"senders can no longer be declared {asked}, because step {latest} is open, and its messages go to the "
+                f"groups that were declared before: declare the senders with at_step={latest + 2} or later"
             )
 
     async def set_wait_for(self, mode: WaitFor) -> None:
@@ -202,9 +202,9 @@ class RedisSteps:
         If the driver asks again with the same `start`, it gets the same attempt number again. With a higher `start` it
         gets a higher number. Return a `Driven` if another driver has the group.
 
-        Args: `over` is the lease of another driver that has not changed for its whole duration, so that it has ended.
-        `until` is the first step in which the group no longer takes part (None: it always does, even if an earlier
-        driver said otherwise).
+        Args: `over` is the lease of another driver, if the lease has not changed for its whole duration and so has
+        ended. `until` is the first step in which the group no longer takes part (None: the group always takes part,
+        even if an earlier driver gave a step).
         Raises: Fenced if a later start of the driver has the group; UnknownName if no such group has joined.
         """
         code, *rest = await self._script(
@@ -237,7 +237,7 @@ class RedisSteps:
         await self._script("renew_driver", group, attempt, 0)
 
     async def state(self, group: str) -> bytes | None:
-        """Return the group's state after its last committed step, or None if there is none.
+        """Return the group's state after its last committed step, or None if the group has no state.
 
         Raises: UnknownName if the group has not joined.
         """
@@ -357,9 +357,9 @@ class RedisSteps:
         return bool(await self._link.script("remember_calls", keys, args))
 
     async def remembered(self, group: str, step: int) -> dict[str, bytes]:
-        """Return, by the calls' keys, the results of remembered calls that all attempts at a group's step have kept.
+        """Return, by the calls' keys, the results of remembered calls that attempts at a group's step have kept.
 
-        The server has them until the step is closed.
+        The server has the results until the step is closed.
         """
         key, prefix = self._keys.results(group), b"%d:" % step
         names = [name for name in await self._link.command("HKEYS", key) if name.startswith(prefix)]
@@ -372,10 +372,11 @@ class RedisSteps:
         return found
 
     async def wait(self, news: str, block_s: float, *, box: str = "", count: int = 0, unasked: bool = False) -> News:
-        """Wait up to `block_s` seconds for news about a step that come after stream id `news`; return the latest news.
+        """Wait up to `block_s` seconds for entries after `news` in the stream of news; return the latest entry.
 
-        Args: `box` is the name of a box whose beginning is read together with the news, as `open_box` does ("": none).
-        With `unasked`, wait only for news by which `go_on` opens a step.
+        Args: `news` is an entry id. `box` is the name of a box whose beginning is read in the same round trip, as
+        `open_box` reads it ("": no box). With `unasked`, wait only until `go_on` opens a step for groups that have not
+        asked for it.
         """
         reader = self.openings if unasked else self.news
         if not box:
@@ -393,10 +394,10 @@ class RedisSteps:
         await self._link.commands(*(("XADD", self._keys.told, *trim, "*", "told", each) for each in news))
 
     async def told_ahead(self, place: str, block_s: float) -> list[tuple[str, bytes]]:
-        """Wait up to `block_s` seconds for agents that begin a step before all groups have closed the step before it.
+        """Return reports about agents that have begun a step before all groups have closed the step before it.
 
-        Return each report about such agents with its position in the stream. Only reports after the position `place`
-        are returned.
+        Wait up to `block_s` seconds for reports after the position `place` of the stream. Each report comes with its
+        own position.
         """
         [found] = await self._told.read({self._keys.told: place}, _RESULTS, block_s)
         return [(entry.decode(), fields[1]) for entry, fields in found[0][1]] if found else []
@@ -428,7 +429,7 @@ class RedisSteps:
         return frames if self.bodies is None else await self.bodies.fetch(box, frames)
 
     def _start_of(self, box: str, count: int) -> list[tuple[Any, ...]]:
-        # A script that reads both would copy the frames once more, which takes four times as long.
+        # One script that reads covers and frames would copy the frames once more, which takes four times as long.
         return [("HGETALL", self._keys.cover(box)), ("XRANGE", self._keys.box(box), "-", "+", "COUNT", count)]
 
     async def covers(self, box: str) -> list[Cover]:
@@ -485,7 +486,7 @@ class RedisSteps:
         return [each for each in found if each.step <= through]
 
     async def collected_born(self, now: str) -> str:
-        """Store the time `now` on the server, unless an earlier call has stored a time; return the stored time."""
+        """Return the time that the first call of this method has stored. In the first call, store and return `now`."""
         await self._link.command("HSETNX", self._steps, "collected_born", now)
         return bytes(await self._link.command("HGET", self._steps, "collected_born")).decode()
 
@@ -500,7 +501,7 @@ class RedisSteps:
             await self._link.script("drop_collected", [self._steps, self._keys.steps("collected")], names)
 
     async def blocked(self, step: int, groups: Sequence[str]) -> list[bytes]:
-        """Return the messages that rules blocked in a step, as these groups have stored them when they closed it.
+        """Return the messages that rules blocked in a step. The `groups` have stored them when they closed the step.
 
         The server has these messages until all groups have closed the next step.
         """
@@ -585,7 +586,7 @@ def _not_ours(has: int, group: str, attempt: int) -> Fenced:
 
 
 def _behind(group: str, closed: int, what: str) -> Fenced:
-    """Build the error for a step that does not follow the group's last closed step, as the server knows it."""
+    """Build the error for a step of a group that is not the step after `closed`, the group's last closed step."""
     last = "it has closed no step" if closed < 0 else f"the last step that it closed is {closed}"
     return Fenced(
         f"group {group!r} {what}: {last}. Either the group was removed and created again, or the server has lost "
@@ -624,7 +625,8 @@ def _closed(reply: list[Any], group: str, attempt: int, step: int) -> Committed 
     if reply[0] != 1:
         raise _not_ours(reply[0], group, attempt)
     following = reply[2] if len(reply) > 2 else None
-    if following is None or following[0] <= 0:  # this close counts, even if a later driver has taken over the group
+    # The next step is not open if a later driver has taken over the group. The close counts nevertheless.
+    if following is None or following[0] <= 0:
         return Committed(step, reply[1])
     return Committed(step, reply[1], _opening(following, group, attempt, step + 1))
 

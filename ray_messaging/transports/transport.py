@@ -108,7 +108,7 @@ class RedisTransport:
         self.moves = RedisMoves(self.link, self.keys, self._born, dead_bytes)
         self._ingress: RedisIngress | None = None
         self._step_loops = 0  # how many groups' step loops use this transport now
-        # Settings of steps, for an experiment that begins with its first messager.
+        # The settings with which `connect` sets up the experiment's steps (None: `connect` sets up no steps).
         self.first_steps: StepSettings | None = None
 
     def ask_when_cut(self, ended: Callable[[], Awaitable[Closed | None]]) -> None:
@@ -220,7 +220,7 @@ class RedisTransport:
             raise lost(sender, held or 0)
         fields = dict(zip(reply[::2], reply[1::2], strict=True))
         last = {key[2:].decode(): int(value) for key, value in fields.items() if key.startswith(b"s:")}
-        # Lua's cjson encodes an empty list as {}.
+        # For an empty list the server stores {}, because Lua's cjson encodes an empty list so.
         takers = [int(taken) for taken in msgspec.json.decode(fields.get(b"p:replies", b"[]"))]
         return SenderState(int(fields[b"epoch"]), last, takers, int(fields.get(b"transactions", 0)))
 
@@ -322,7 +322,7 @@ class RedisTransport:
     def _asked(self, request: SendRequest) -> tuple[str, list[str], list[Any]]:
         """Return a request's script, its keys, and its arguments."""
         keys, done = [self.keys.meta, self.keys.sender(request.sender)], request.conclusion
-        # A call without frames only frees memory, and its script is allowed while the memory is full.
+        # A call without frames only frees memory. So its script, `commit`, may run while the server's memory is full.
         if done is not None and not request.writes:
             keys[0] = self.keys.state(done.mailbox)
             return "commit", keys, [*self._concluding(done), request.epoch, done.number]
@@ -380,7 +380,7 @@ class RedisTransport:
         return self._reading.waited_s
 
     async def end_of(self, mailbox: str) -> MailboxEnd:
-        """Return the id of a mailbox's last entry, and how many messages and bytes are not acknowledged yet."""
+        """Return the id of a mailbox's last entry, and how many messages and bytes are after the cursor."""
         last, messages, nbytes = await self.link.command("HMGET", self.keys.state(mailbox), "last", "messages", "bytes")
         return MailboxEnd((last or START.entry.encode()).decode(), int(messages or 0), int(nbytes or 0))
 
@@ -425,18 +425,20 @@ class RedisTransport:
         return {name.decode(): lease.decode() for name, lease in zip(found[::2], found[1::2], strict=True)}
 
     async def end_leases(self, over: Mapping[str, str]) -> None:
-        """End the leases in `over`, which were seen unchanged for their whole duration.
+        """End leases that the caller has seen unchanged for their whole duration.
 
-        A lease that now has another value on the server has changed, and is not ended.
+        A lease that has another value on the server by now is not ended.
+
+        Args: `over` maps each mailbox to the lease that the caller has seen.
         """
         keys = [self.keys.meta, self.keys.records, self.keys.changes, self.keys.dead]
         pairs = [part for pair in over.items() for part in pair]
         await self.link.script("end_leases", keys, [self.keys.prefix, self.dead_bytes, *pairs])
 
     async def remove(self, mailbox: str, epoch: int | None) -> int:
-        """Remove a mailbox. Its unread frames become dead letters. Return their number.
+        """Remove a mailbox; turn its unread frames into dead letters, and return the number of these frames.
 
-        Args: `epoch` is the reader's; None removes the mailbox of any reader.
+        Args: `epoch` is the reader's epoch (None: the mailbox of any reader is removed).
         Raises: Fenced if a newer reader has the mailbox.
         """
         keys = [self.keys.meta, self.keys.records, self.keys.changes, self.keys.dead, self.keys.state(mailbox)]
@@ -460,11 +462,11 @@ class RedisTransport:
             await self.link.script("keep_failed", [*keys, self.keys.meta], [*args, row])
 
     async def set_service(self, mailbox: str, epoch: int, note: bytes) -> None:
-        """Store how a mailbox's reader answers questions (b"": it does not), unless a newer reader has the mailbox."""
+        """Store a `ServiceNote` of a mailbox's reader (b"": no note), unless a newer reader has the mailbox."""
         await self.link.script("set_service", [self.keys.state(mailbox)], [epoch, note])
 
     async def services(self, mailboxes: Collection[str]) -> dict[str, bytes]:
-        """Return, by mailbox, the note of its current reader about how it answers questions (see `set_service`)."""
+        """Return, for each of these mailboxes, the note that its current reader has stored with `set_service`."""
         found = await self.link.script("read_services", [self.keys.meta], [self.keys.prefix, *mailboxes])
         return {name.decode(): note for name, note in zip(found[::2], found[1::2], strict=True)}
 
@@ -498,7 +500,7 @@ class RedisTransport:
         return [] if self._ingress is None else [self._ingress.loop()]
 
     async def waiting(self) -> dict[str, int]:
-        """Return, by the mailbox's name, how many messages it has that were not acknowledged."""
+        """Return, for each mailbox, how many of its messages are not acknowledged."""
         names = [name.decode() for name in await self.link.command("HKEYS", self.keys.changes)]
         fields = ("messages", "acked_messages")
         counts = [await self.link.command("HMGET", self.keys.state(name), *fields) for name in names]

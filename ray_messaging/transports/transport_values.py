@@ -46,7 +46,7 @@ class SendStatus(IntEnum):
     RESTORED = 8  # the server has the data from before the sender claimed its epoch
     STEP_OVER = 9  # the call writes frames of a step that is closed already, or whose group has another driver now
     OTHER_RULES = 10  # the interceptor is the same, but the rules by which the batch was judged have changed
-    READER_LOST = 11  # the mailbox is gone, or the server has its data as they were before the reader claimed its epoch
+    READER_LOST = 11  # the mailbox is gone, or the server has its old data, from before the reader claimed an epoch
 
 
 DIRECTORY_CHANGES = (
@@ -82,7 +82,7 @@ class Published(NamedTuple):
     data: bytes
 
 
-LOG = ":log"  # the name of the log stream in place of a mailbox's name; users' mailboxes have no colon
+LOG = ":log"  # stands for the log stream where a mailbox's name is expected; users' mailboxes have no colon
 LOG_STREAM = LOG + ":0"  # the key of the log stream (see `LogStreams`)
 
 
@@ -166,8 +166,8 @@ class SendRequest(msgspec.Struct):
 class SendReply(msgspec.Struct):
     """The outcome of a call of `send` for each frame. `takers` counts the subscribers that received each publication.
 
-    `repeated` says that the call was made several times, because answers were lost, and that an earlier call may still
-    be on its way to the server. That call could write refused frames until the sender claims a higher epoch.
+    `repeated` says that the call was made several times, because answers were lost. An earlier one of these calls may
+    still be on its way to the server, and could write refused frames until the sender claims a higher epoch.
     """
 
     status: SendStatus
@@ -200,7 +200,7 @@ class Listening(NamedTuple):
 class MailboxEnd(NamedTuple):
     """The end of a mailbox: the id of its last entry, or START if it never had one.
 
-    `messages` and `nbytes` are the messages and bytes after the cursor, which are not acknowledged yet.
+    `messages` and `nbytes` are the messages and bytes after the cursor. Some of them may be acknowledged already.
     """
 
     entry: str
@@ -274,7 +274,10 @@ _END = 2**62  # a higher number cannot be an epoch, because frames have no room 
 
 
 def new_epoch(above: int = 0) -> int:
-    """Return a number above `above` that was never an epoch before: the time in ms, followed by six random digits."""
+    """Return a number above `above` that was never an epoch before.
+
+    The number is the time in ms, or a higher number if `above` requires it, followed by six random digits.
+    """
     ms = time.time_ns() // 10**6
     return max(ms, above // _CHANCE + 1) * _CHANCE + secrets.randbelow(_CHANCE)
 

@@ -89,7 +89,7 @@ _InHand = tuple[str, str, _Step | str | None, _Number]
 
 
 def checksum_of(frame: bytes) -> int:
-    """Return the checksum that a frame begins with. It is not checked."""
+    """Return the checksum that is stored in a frame's prefix, without checking it."""
     checksum: int = _PREFIX.unpack_from(frame)[2]
     return checksum
 
@@ -114,7 +114,7 @@ class Header(msgspec.Struct, array_like=True, frozen=True):
     first: _Number
     rows: _Number
     flags: _Number
-    lines: int  # -1 if the frame has no payloads, as in a request for a verdict on ids alone
+    lines: int  # the number of different payloads, or -1 if the frame has no payloads
     topics: Annotated[tuple[_Topic, ...], msgspec.Meta(min_length=1)]
     from_strings: tuple[str, ...]
     to_strings: tuple[str, ...]
@@ -249,7 +249,7 @@ def _header(batch: Batch, flags: int, lines: Payloads | None, step: int | None, 
 
 
 def _extension_columns(extension: Extension) -> tuple[int, list[memoryview]]:
-    """Return the columns that only batches of questions, of broadcasts or of a step have, and flags that name them."""
+    """Return the columns that an extension has, and the header's flags for them (see `_EXTENSION`)."""
     deliver, replies, causes = extension.deliver, extension.in_reply_to, extension.caused_by
     optional = (
         deliver if isinstance(deliver, np.ndarray) else None,
@@ -314,12 +314,11 @@ def _check(ok: object, reason: str) -> None:
 def decode(frame: bytes, *, checked: bool = False) -> Batch:
     """Decode a frame. Columns and payloads are views of its bytes. Raises FrameError if the frame is invalid.
 
-    Args: `checked` says that the process that sent the frame to this one has decoded it. Then its checksum and its
-    payloads are not checked again.
+    Args: with `checked`, the checksum and the payloads are not checked, because another process has checked them.
     """
     size = len(frame)
     if not _PREFIX.size <= size <= FRAME_LIMIT:
-        raise _invalid(f"its size is {size} bytes, but a frame has {_PREFIX.size} to {FRAME_LIMIT} bytes")
+        raise _invalid(f"the frame has {size} bytes, but must have {_PREFIX.size} to {FRAME_LIMIT} bytes")
     magic, version, checksum, header_length = _PREFIX.unpack_from(frame)
     at = _PREFIX.size + header_length
     view = memoryview(frame)
@@ -393,7 +392,7 @@ def _decode_columns(header: Header, reader: _FrameReader) -> Batch:
     size = header.rows * (_I4 if small else _I8).itemsize
     from_values, to_values = reader.cut(size), b"" if folded else reader.cut(size)
     extension = _extension(header, reader) if header.flags & _EXTENSION else None
-    # A single message, for which time matters most, has none of these columns.
+    # A frame with a single message, for which time matters most, has none of these columns, so the call is skipped.
     known = _WIDE_OPTIONAL if header.flags & _WIDE_TOPICS else _OPTIONAL
     found = _columns(header, reader, known) if header.flags & (_EXTENSION - 1) else _NO_COLUMNS
     numbers, from_kinds, to_kinds, topic, steps, times, index = found
@@ -501,13 +500,13 @@ def _lines(header: Header, reader: _FrameReader, index: NDArray[np.uint32] | Non
         lengths = reader.column(_U4, header.lines)
         _check(
             int(lengths.sum(dtype=np.int64)) == len(reader.frame) - reader.at,
-            "the frame's payloads have another length",
+            "the frame's payloads do not have the lengths that the frame states",
         )
         lines = PayloadColumn.cut(bytes(reader.frame[reader.at :]), lengths.tolist(), index)
     else:
         lines = PayloadColumn(reader.frame, header.lines, index, reader.at)
     if not reader.checked and not lines.whole(header.rows):
-        raise _invalid("the frame's payloads do not match its rows")
+        raise _invalid("the frame does not have a payload for each of its rows, or its payloads are damaged")
     return lines
 
 
@@ -551,7 +550,7 @@ def _read_columns(fields: tuple[ColumnField, ...], reader: _FrameReader) -> Type
     if len(columns) < len(fields) or not columns:
         raise _invalid("the frame has no typed column, or two with the same name")
     if reader.at != len(reader.frame):
-        raise _invalid("the frame's payloads have another length")
+        raise _invalid("the frame has further bytes after its last typed column")
     return TypedColumns(columns, reader.rows)
 
 

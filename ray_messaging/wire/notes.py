@@ -29,7 +29,7 @@ class Before(msgspec.Struct, array_like=True, frozen=True):
 def why_of(reasons: Iterable[tuple[str, str] | None]) -> tuple[RuleNote, ...]:
     """Group rows by rule and reason.
 
-    Args: `reasons` has, for each row, the rule that blocked or rewrote it and the reason, or None for neither.
+    Args: `reasons` has, for each row, the rule that blocked or rewrote it and the reason, or None if no rule did so.
     """
     found: defaultdict[tuple[str, str], list[int]] = defaultdict(list)
     for row, why in enumerate(reasons):
@@ -88,8 +88,8 @@ def decode_log_note(data: bytes, rows: int) -> LogNote:
         )
     if not 0 <= note.fate < len(FATES) or any(len(part) and int(part.max()) >= rows for part in named):
         raise FrameError(
-            "the server's note for the event log is damaged, because it names rows that its frame does not have: "
-            "please report this"
+            "the server's note for the event log is damaged, because it has an unknown fate, or names rows that its "
+            "frame does not have: please report this"
         )
     return note
 

@@ -6,8 +6,8 @@ from collections.abc import Callable
 
 logger = logging.getLogger(__name__)
 
-# After how many seconds of an outage the first warning is logged, and how many seconds later the next one. A server
-# that refuses connections is down or starting (`_REFUSED_S`). One that gives no answer may only be slow (`_SILENT_S`).
+# The first warning is logged after `_REFUSED_S` seconds of an outage if the server refuses connections, or after
+# `_SILENT_S` seconds if it gives no answer and so may only be slow. Further warnings follow every `_AGAIN_S` seconds.
 _REFUSED_S, _SILENT_S, _AGAIN_S = 2.0, 5.0, 30.0
 
 

@@ -83,8 +83,8 @@ class MovedError(ResponseError):
     """Another node of the cluster has the key."""
 
 
-# After these errors another server may be the primary. The next connection is made to the server that is the primary
-# then.
+# These errors may mean that another server is the primary now. So the connection is closed. The next connection may be
+# made to another server.
 _ELSEWHERE = (ReadOnlyError, ClusterLostError, MovedError)
 
 _ERRORS: dict[str, type[Exception]] = {
@@ -179,7 +179,7 @@ class Wire(TakenSocket):
         self._written = self._left = 0  # how many bytes were given to the socket, and how many of them have left it
         # The loop times at which bytes last left the socket, and at which bytes last arrived.
         self._left_at = self._heard_at = -math.inf
-        self.waited_s = 0.0  # how long the oldest command had waited, in s, when the first byte after it arrived
+        self.waited_s = 0.0  # how many seconds the oldest command had waited when the first byte of its reply arrived
         self._timer: asyncio.TimerHandle | None = None
         self._look_at = math.inf  # the loop time of the next check
         self._reader.setmaxbuf(_KEPT_BYTES)
@@ -198,7 +198,7 @@ class Wire(TakenSocket):
 
         If the reply does not arrive within `timeout_s`, the connection is closed, because a later reply could not be
         assigned to a command with certainty. The connection is also closed if no byte was sent or received for
-        `stall_s`. Then it may be half open, and a new connection may get an answer immediately.
+        `stall_s`, because the connection may be half open, and a new connection may get an answer immediately.
         """
         loop, transport = self._loop, self._transport
         future: asyncio.Future[Any] = loop.create_future()

@@ -19,7 +19,7 @@ class TooFewReplicasError(RedisConnectionError):
 
 
 class UnconfirmedError(RedisConnectionError):
-    """A call was answered, but the guard's commands after it were not.
+    """A call was answered, but a command that the guard sent after the call has failed.
 
     So it is unknown whether replicas have the effect of the call.
     """

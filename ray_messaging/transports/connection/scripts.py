@@ -8,8 +8,8 @@ from itertools import product
 
 from ray_messaging.addressing.channels import mark_of_db
 
-# A server's default number of dbs. `script_at` does not look for scripts of a higher db, so errors from there do not
-# name the missing right.
+# A server's default number of dbs. `script_at` finds no scripts of dbs with higher numbers. So an error of a script in
+# such a db does not name the missing right.
 _DBS = 16
 _SECTION = re.compile(r"^-- (script|shared) (\w+) -+\n", re.MULTILINE)  # the header of a section in a Lua file
 

@@ -57,7 +57,7 @@ class ServerRuns:
     def heard(self, now_ms: int, asked_at: float) -> None:
         """Record that the server's clock showed `now_ms` in its answer to a request.
 
-        `asked_at` is the time, by the event loop's clock, at which the request was made. A time that is lower than an
-        earlier one, as after the server's clock was set back, is ignored.
+        `asked_at` is the time, by the event loop's clock, at which the request was made. If the server's clock was set
+        back, `now_ms` is ignored.
         """
         self._ahead_ms = max(self._ahead_ms, now_ms - asked_at * 1000)
