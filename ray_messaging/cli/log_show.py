@@ -20,8 +20,8 @@ from ray_messaging.model.fates import BLOCKED, DELIVERED, FATES, STORED, facts_o
 BAR = 24  # the length of a bar, in columns of the terminal
 _LINE = 60  # the most columns of the terminal that the line of traffic takes
 _BESIDE_LINE = 30  # the columns of the terminal to the left of the line of traffic
-_WIDE = 100  # from this width of the terminal on, in columns, explanations are shown
-_ROOMY = 130  # from this width of the terminal on, in columns, a row of the log fits into one line
+_WIDE = 100  # the least width of a terminal, in columns, at which explanations are shown
+_ROOMY = 130  # the least width of a terminal, in columns, at which a row of the log fits into one line
 _BLOCKS = " ▁▂▃▄▅▆▇█"
 _DIGITS = " 123456789"
 

@@ -70,7 +70,8 @@ class RemoteAgent(AbstractContextManager["RemoteAgent"]):
             raise ConfigError(f"{url!r} is not the URL of an agent: write http(s)://host[:port]/path", value=url)
         if urlsplit(url).username is not None:
             raise ConfigError(
-                "the URL of the agent has a password, which errors would show: leave it out, and pass token="
+                "the URL of the agent has a user name or a password, which errors would show: leave both out, and pass "
+                "token="
             )
         if not wait_s > 0:
             raise ConfigError(f"wait_s={wait_s} must be a number of seconds above 0")

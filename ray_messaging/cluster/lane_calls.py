@@ -218,7 +218,7 @@ def parts_of(body: bytes | memoryview) -> list[bytes]:
 def answer_of(answer: Answer) -> tuple[bytes, ...]:
     """Encode an answer to a handle's call as the pieces of a body: the header, and then the frames.
 
-    Fetched messages are encoded as the frames that were read from the mailbox.
+    Fetched messages go out in the frames in which they were read from the mailbox, which are not encoded again.
     """
     if answer is None:
         return (b"alive",)

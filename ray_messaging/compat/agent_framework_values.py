@@ -228,7 +228,7 @@ class Values:
                     f"{short_repr(told)} cannot be read as a value that this runner has written: {error!r}"
                 )
             ) from error
-        raise InvalidPayload(f"{short_repr(told)} cannot be read as a value, because there is no tag {tag!r}")
+        raise InvalidPayload(f"{short_repr(told)} cannot be read as a value, because its tag {tag!r} is unknown")
 
     def _type(self, key: str) -> type:
         module, _, name = key.partition(":")

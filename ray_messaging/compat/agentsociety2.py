@@ -171,11 +171,13 @@ class OrderedSocialSpace(SimpleSocialSpace, metaclass=_InheritedTools):  # type:
         """
         Send a message to all members of a group, including the sender. They read it in the next step.
 
+        If the sender is not a member, nothing is sent.
+
         :param sender_id: The ID of the sender agent
         :param group_id: The ID of the group
         :param content: The content of the message
 
-        :returns: Context containing message details
+        :returns: The message's details, with the number of its recipients
         """
         async with self._lock:
             members = self._members(group_id, sender_id)

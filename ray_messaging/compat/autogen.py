@@ -510,7 +510,9 @@ def _travels(factory: object) -> bool:
     class Pickler(ray.cloudpickle.CloudPickler):
         def persistent_id(self, given: object) -> None:
             if isinstance(given, (asyncio.Queue, asyncio.Event, asyncio.Lock, asyncio.Condition, asyncio.Future)):
-                raise TypeError(f"{given!r} cannot be sent to another process")
+                raise TypeError(
+                    f"{given!r} cannot be sent to another process: make it there, in the function that makes the agent"
+                )
 
     try:
         cast("Any", Pickler)(io.BytesIO()).dump(factory)

@@ -30,8 +30,8 @@ class LocalServer:
         self._data_dir = None if data_dir is None else Path(data_dir).absolute()
         kept = None if self._data_dir is None else str(self._data_dir)
         self._server = EmbeddedServer(_HOST, data_dir=kept, append_only=kept is not None)
-        # When this process ends, the guard stops the server, so `atexit` is not needed. With `atexit`, a forked copy of
-        # this process would stop the server when the copy ends.
+        # When this process ends, a process of the server's own, its guard, stops the server. So the finalizer need not
+        # run at exit. If it did, a forked copy of this process would stop the server when the copy ends.
         weakref.finalize(self, self._server.stop).atexit = False
 
     def __enter__(self) -> Self:

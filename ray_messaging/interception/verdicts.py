@@ -143,8 +143,8 @@ def _rows_of(found: Mapping[int, T]) -> dict[T, list[int]]:
 def _numbers(rows: bytes, count: int) -> list[int]:
     if len(rows) % 4:
         raise FrameError(
-            f"the interceptor's answer is damaged, because row numbers of 4 bytes each cannot take {len(rows)} "
-            "bytes: please report this"
+            f"the interceptor's answer is damaged, because its row numbers have {len(rows)} bytes, which is not a "
+            "multiple of 4: please report this"
         )
     numbers = np.frombuffer(rows, "<u4")
     if len(numbers) and int(numbers.max()) >= count:

@@ -131,8 +131,8 @@ def report_usage(
         named, *tokens = found
     elif input_tokens is None or output_tokens is None:
         raise ConfigError(
-            "report_usage() got no numbers of tokens: pass the answer of the model's server, which has them as "
-            "`usage`, or input_tokens= and output_tokens="
+            "report_usage() needs the answer of the model's server, which has the numbers of tokens as `usage`, or "
+            "both input_tokens= and output_tokens=: pass one or the other"
         )
     else:
         named, tokens = None, [input_tokens, cached_tokens, output_tokens]

@@ -58,12 +58,12 @@ def spans_in(slices: Iterable[Slice], mailbox: str) -> list[Span]:
             continue  # a late answer, which came through the mailbox for answers, needs no acknowledgement
         elif origin is not None or not batch.sender.startswith(FOREIGN_SENDER):
             if origin is None:
-                why = "it comes from no fetch, or was pickled on its own after its fetch"
+                why = "it comes from no fetch, or was pickled without the other messages of its fetch"
             else:
                 why = f"{origin.mailbox!r} has fetched it"
             raise ConfigError(
-                f"{mailbox!r} cannot acknowledge this message, because {why}: acknowledge a message where it was "
-                "fetched, by the object that the fetch returned"
+                f"{mailbox!r} cannot acknowledge this message, because {why}: pass the object that the fetch returned, "
+                "to the messager or group that made the fetch"
             )
     return spans
 

@@ -56,9 +56,10 @@ class EntryRows(msgspec.Struct, gc=False):
 
 
 class InFlight:
-    """The rows that were taken from a mailbox and are after its cursor, numbered in the order of taking.
+    """The rows that were taken from a mailbox and that its cursor has not passed yet.
 
-    `taken` rows were taken, and the first `front` of these rows are before the cursor. Rows that are acknowledged after
+    All rows are numbered in the order of taking. `taken` is the number of rows taken so far, and `front` is how many of
+    them the cursor has passed. Rows that are acknowledged after
     the cursor are kept as intervals of numbers, so that adjacent rows are one interval, even if they belong to
     different entries. `ahead` has ranges that were not taken yet, but were acknowledged earlier, by an earlier reader
     or by handles of an earlier process. The reader skips these ranges.

@@ -266,7 +266,9 @@ class Reader:
     def _piece(self, entry: str, batch: Batch, nbytes: int) -> Piece:
         """Return a frame as a decoded Piece for the inbox; raise FrameError if the frame has no payloads."""
         if batch.lines is None:
-            raise FrameError("this frame is not valid: it has no payloads")
+            raise FrameError(
+                "a frame (a batch of messages) on the server has no payloads: find the program that wrote it"
+            )
         rows = batch.rows
         if batch.sender.startswith(FOREIGN_SENDER):
             self.foreign += rows

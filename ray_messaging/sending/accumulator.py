@@ -72,7 +72,7 @@ class CapacityLimiter:
     async def wait(self) -> None:
         """Wait until there is capacity and it is the caller's turn.
 
-        The caller must accept a message before it awaits anything else, because no other caller gets a turn until then.
+        The caller must accept its message before it awaits anything else: then another caller may take the capacity.
         """
         turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._turns.append(turn)

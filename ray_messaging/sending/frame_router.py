@@ -29,7 +29,7 @@ _ROW_BYTES = 24
 
 _UNOWNED_BYTES = CALL_BYTES  # the most bytes of a frame for channels without a mailbox
 _SHORT = 2**16  # If there are at most this many routes, their numbers are sorted as 16-bit numbers.
-_SETS = 1_000  # a router remembers for about this many sets of agents that the server has them
+_SETS = 1_000  # about how many sets of agents a router remembers as known to the server
 UNOWNED = ""  # the name of the queue of messages on channels without a mailbox
 
 

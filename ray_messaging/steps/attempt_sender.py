@@ -179,7 +179,7 @@ class AttemptSender:
             if reply.fates[0] not in WRITTEN:
                 raise self._aborted(
                     step,
-                    f"the server did not accept its new positions of agents ({reply.fates[0].name}). The next "
+                    f"the server did not accept the new positions of agents ({reply.fates[0].name}). The next "
                     "task that drives the group runs the step again",
                 )
 

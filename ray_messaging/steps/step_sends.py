@@ -168,7 +168,7 @@ class StepSends:
         # A run is successive messages with the same payload. Two items for each run: the number of its first message,
         # and the number of its payload.
         self._runs: list[int] = []
-        # The payload of the last run, if the next message with this payload belongs to the run; otherwise b"".
+        # The payload of the last run, which a next message with the same payload joins. b"" if no message can join it.
         self.line = b""
         self._routes: dict[Route, int] = {}  # the routes, each with its index
         # Two items for each message whose route may differ from that of the message before it: the message's number,

@@ -114,7 +114,7 @@ def batch_run(
     if on_existing not in ("resume", "reset"):
         raise ConfigError(f"on_existing={on_existing!r} is unknown: write 'resume' or 'reset'")
     if workers is not None and (isinstance(workers, bool) or not isinstance(workers, int) or workers < 1):
-        raise ConfigError(f"workers={workers!r} must be the number of runs at the same time, at least 1")
+        raise ConfigError(f"workers={workers!r} must be an int of at least 1, the number of runs at the same time")
     design = design_of([{}] if parameters is None else parameters, replicates, seed)
     # If the folder exists, it may have the results of all runs, so that no worker is needed.
     new = (folder is None or not Path(folder).exists()) and not whole_cluster

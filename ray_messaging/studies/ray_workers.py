@@ -91,7 +91,7 @@ class WholeCluster:
 
 @cache
 def _server_of_process() -> LocalServer:
-    """Return the server of a worker's process. Its runs use it one after the other, and it ends with the process."""
+    """Return the server of this process, which the runs of the process use in turn. It ends with the process."""
     return LocalServer()
 
 

@@ -100,7 +100,9 @@ class StepwiseRun:
                 ended.result()
             answer.result()
         except StepFailed as error:
-            raise error.with_traceback(None) from cause_of(error)  # without this package's frames in the traceback
+            raise error.with_traceback(None) from cause_of(
+                error
+            )  # drops this package's frames from the traceback, up to this one
         return self._collected
 
     def _begin(self) -> None:

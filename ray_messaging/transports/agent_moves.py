@@ -112,7 +112,7 @@ class RedisMoves:
 
         In an experiment with steps, the move is valid from the first step that no group has opened.
 
-        Raises: Fenced if the mailbox has a newer reader than the reader that made the attempt.
+        Raises: Fenced if the mailbox that the agents leave has a newer reader than the reader that made the attempt.
         """
         keys, target, unread, name = self._keys, attempt.target, attempt.unread, attempt.record.mailbox
         asked = [keys.meta, keys.records, keys.changes, keys.dead, keys.state(name), keys.steps(), keys.step(name)]

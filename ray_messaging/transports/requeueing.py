@@ -47,7 +47,7 @@ def readable(frame: bytes) -> Batch:
     """Decode a frame; raise FrameError if it is invalid or has no payloads."""
     batch = decode(frame)
     if batch.lines is None:
-        raise FrameError("this frame is not valid: it has no payloads")
+        raise FrameError("a frame (a batch of messages) on the server has no payloads: find the program that wrote it")
     return batch
 
 
@@ -174,7 +174,8 @@ def _counts(record: MailboxRecord, letter: DeadFrame, listeners: Listeners) -> i
     born, since = listeners.born.get(record.mailbox, (0, 0))
     if born > letter.born or since > _number(letter.entry):  # the mailbox was created after the letter's frame was sent
         return _WHOLE
-    # If both mailboxes hosted their agents exclusively, only one of them had the agents when the frame was sent.
+    # If each of the two mailboxes hosts its agents exclusively, an agent of the letter was in the letter's mailbox when
+    # the frame was sent, and not in this one.
     return _CLAIMS if record.exclusive and letter.exclusive else _NONE
 
 

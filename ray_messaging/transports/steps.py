@@ -174,8 +174,8 @@ class RedisSteps:
         if latest != -1:
             asked = "for all steps" if at_step is None else f"with at_step={at_step}"
             raise ConfigError(
-                f"senders can no longer be declared {asked}, because step {latest} is open, and its messages go to the "
-                f"groups that were declared before: declare the senders with at_step={latest + 2} or later"
+                f"senders can no longer be declared {asked}, because step {latest} is open, and groups read "
+                f"its messages in step {latest + 1}: declare the senders with at_step={latest + 2} or later"
             )
 
     async def set_wait_for(self, mode: WaitFor) -> None:

@@ -294,7 +294,7 @@ class RedisTransport:
                 await self.link.command("HSET", self.keys.hearers, digest, encode_agents(sets[digest]))
 
     async def send(self, request: SendRequest) -> SendReply:
-        """Write frames and publish messages, all in one call to the server."""
+        """Write all frames and publish all messages, or none, by one script. Large frames are sent before it."""
         script, keys, args = self._asked(request)
         first, writes = None, request.writes
         if writes and len(writes[0].frame) >= LEAST_BYTES and self._large_frames.takes(request):

@@ -22,6 +22,7 @@ from ray_messaging.interception.interceptor.interceptor import Interceptor
 from ray_messaging.interception.interceptor.rule_set import RuleSet
 from ray_messaging.interception.interceptor.rule_versions import RuleVersions
 from ray_messaging.interception.rules import Rule
+from ray_messaging.model.step_numbers import whole_number
 from ray_messaging.transports.step_values import RULE_CHANGE, STANDSTILL, without_steps
 
 if TYPE_CHECKING:
@@ -136,8 +137,9 @@ class RuleEditor(RuleVersions):
 
     async def _edit_from(self, request: RuleRequest, at_step: int) -> dict[str, Any]:
         """Change the rules from a step on; return the description of the changed rule. Meanwhile no step can begin."""
-        if isinstance(at_step, bool) or not isinstance(at_step, int) or at_step < 0:
-            raise ConfigError(f"at_step={at_step!r} must be the number of a step")
+        if (found := whole_number(at_step)) is None:
+            raise ConfigError(f"at_step={at_step!r} must be the number of a step, an int of at least 0")
+        at_step = found
         if self._steps is None:
             raise without_steps(self._experiment.exp_id)
         async with self._holding:

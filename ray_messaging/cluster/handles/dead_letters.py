@@ -79,7 +79,7 @@ class DeadLetter:
         return f"DeadLetter({self.id!r}, mailbox {self.mailbox!r}, {what}, {self.reason!r})"
 
 
-Letters = list[DeadLetter]  # in the class below, `list` is a method
+Letters = list[DeadLetter]  # an alias, because `DeadLetters` has a method `list`, which hides the built-in
 
 
 def _columns(letters: Iterable[DeadLetter]) -> dict[str, list[Any]]:

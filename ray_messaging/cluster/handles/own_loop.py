@@ -85,7 +85,7 @@ async def _end_all(loop: asyncio.AbstractEventLoop) -> None:
         task.cancel()
     if left:
         await asyncio.wait(left, timeout=_END_S)
-    await loop.shutdown_asyncgens()  # this calls the functions that were passed to `at_loop_end`
+    await loop.shutdown_asyncgens()  # `at_loop_end` keeps functions in async generators, which call them here
 
 
 def run_in_own_loop(work: Callable[[], Coroutine[Any, Any, T]]) -> T:

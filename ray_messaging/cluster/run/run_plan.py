@@ -109,9 +109,9 @@ def plan_groups(
     # The nodes of a networkx graph are a Mapping and also a Set. They are valid ids.
     if isinstance(agents, Mapping) and not isinstance(agents, Set):
         raise ConfigError(
-            f"agents are a {type(agents).__name__}, whose values would be lost: pass only the keys, as a list, or, "
-            "for me.data, a DataFrame with the ids as its index. If the keys are kinds of agents, give each kind its "
-            "model: "
+            f"agents are a {type(agents).__name__}, whose values would be lost: pass only the keys, as a list. To give "
+            "each agent values, which the model reads as me.data, pass a DataFrame with the ids as its index. If the "
+            "keys are kinds of agents, give each kind its model: "
             "run({'trader': trader, 'book': book}, agents={'trader': range(1000), 'book': ['book']}, ...)"
         )
     frame: Any = agents if hasattr(agents, "itertuples") and hasattr(agents, "index") else None

@@ -256,9 +256,9 @@ class _Search:
         return [named, *others][: self._most]
 
     def tree(self, row: LogRow, depth: int, *, answered: bool = False) -> Why:
-        """Return the tree of a message, with `depth` levels below the message.
+        """Return a message with its causes, as a tree with `depth` levels below the message.
 
-        Args: `answered` says that the message is the question that the message above it answers.
+        Args: `answered` says whether the message above this one in the tree is an answer to it.
         """
         hand = hand_of(row)
         calls = () if hand is None else tuple(self.calls.get(hand, ()))

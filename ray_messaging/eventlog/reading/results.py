@@ -165,9 +165,9 @@ def typed_schema(schemas: Iterable[pa.Schema]) -> pa.Schema:
 
 
 def with_columns(table: pa.Table, schema: pa.Schema) -> pa.Table:
-    """Return a table with the columns of a schema at its end.
+    """Return the table with the schema's columns as its last ones. Columns that it lacks are added, without values.
 
-    Raises: InvalidQuery if a column cannot hold its values exactly.
+    Raises: InvalidQuery if the schema's type of a column cannot hold all its values exactly.
     """
     whole = unified([table, schema.empty_table()])
     for field in schema:

@@ -240,7 +240,7 @@ class _Reader:
     def _needed(self, schema: pa.Schema) -> list[str]:
         """Return the names of the columns to read from a file with this schema.
 
-        Payload columns are included if the result has payloads, or if typed payloads are searched for `contains`.
+        Payload columns are included if the result has payloads, or if the filter `contains` searches typed payloads.
         """
         typed, searched = typed_names(schema.names), self._filters.contains is not None
         of_payloads = typed if searched or TEXT in self._columns else []

@@ -48,8 +48,8 @@ NOTHING = DecodedEntry(None, 0)
 def decode_entry(item: LogItem, hearers_of: HearersOf = lambda _: None) -> DecodedEntry:
     """Decode an entry that contains a frame.
 
-    Messages of a step are left out, because the log reads them from the step's boxes (see `step_rows`). Messages of a
-    mailbox are left out if the log stream has a note about them, which is logged instead.
+    A frame that a step has sent gives no rows, because the log reads them from the step's boxes (see `step_rows`). A
+    frame of a mailbox gives the rows that were delivered. If the entry has a note, it gives the rows of the note.
 
     Args: `hearers_of` is a function that returns the hearers of a batch's rows. It returns None if the rows are not
     broadcasts, or if the hearers are not known.

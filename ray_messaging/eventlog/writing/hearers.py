@@ -31,7 +31,7 @@ from ray_messaging.steps.box_frames import unamended_broadcasts
 from ray_messaging.transports.transport import RedisTransport
 from ray_messaging.wire.frames import decode, is_folded
 
-_KEPT = 256  # the most cached Edges; each has the hearers that one version of an audience has in one mailbox
+_KEPT = 256  # how many Edges are cached; each has the hearers that one version of an audience has in one mailbox
 _Key = tuple[AudiencePairs, bytes]
 Retry = Callable[[Callable[[], Awaitable[Any]]], Awaitable[Any]]
 

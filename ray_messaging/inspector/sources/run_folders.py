@@ -74,8 +74,8 @@ class RunFolders:
         parent = Path(self.folder_of(run)).parent
         if not any(isinstance(root, Path) and parent.is_relative_to(root) for root in self._roots.values()):
             raise ConfigError(
-                f"the server was not started with the folder that contains {run!r}, so nothing can be written beside "
-                "this run: start the server with this folder"
+                f"nothing can be written beside {run!r}, because its folder {str(parent)!r} is not among the folders "
+                f"with which the program was started: start it again with {str(parent)!r}"
             )
         found = parent / name
         if os.path.lexists(found):

@@ -182,10 +182,10 @@ def _check_public(networks: Mapping[str, object] | None, public: Iterable[str], 
 
 
 def _layers(networks_of: Mapping[AgentId, list[int]]) -> list[tuple[NDArray[np.int64], NDArray[np.int64]]]:
-    """Return arrays by which the networks of many agents with int ids are looked up at once.
+    """Return a list of pairs of arrays, by which the networks of many agents with int ids are looked up at once.
 
-    Item k of the list is for the agents that are members of more than k networks. It has the ids of these agents,
-    ascending, and for each agent the number of one network, which is item k of the agent's list in `networks_of`.
+    Pair k has the agents that are members of more than k networks: their ids, ascending, and for each of these agents
+    the network at index k of `networks_of[id]`.
     """
     ints = sorted((member, numbers) for member, numbers in networks_of.items() if isinstance(member, int))
     layers: list[tuple[NDArray[np.int64], NDArray[np.int64]]] = []
