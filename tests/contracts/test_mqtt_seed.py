@@ -671,7 +671,7 @@ async def test_agentsocietys_dispatch_loop_works(open_one, exp):
 
 async def test_a_broker_is_no_server_of_our_messager(exp):
     for broker in (MqttConfig(server="broker"), "mqtt://broker"):
-        with pytest.raises(ConfigError, match=r"needs Redis or Valkey.*compat\.mqtt\.Messager"):
+        with pytest.raises(ConfigError, match=r"an MQTT broker cannot be the server.*compat\.mqtt\.Messager"):
             Messager(broker, exp)
-        with pytest.raises(ConfigError, match=r"needs Redis or Valkey.*compat\.mqtt\.Messager"):
+        with pytest.raises(ConfigError, match=r"an MQTT broker cannot be the server.*compat\.mqtt\.Messager"):
             Messaging.start(exp, redis=broker)

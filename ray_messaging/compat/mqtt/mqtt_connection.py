@@ -162,11 +162,6 @@ class Connection:
             async with asyncio.timeout(timeout_s):
                 await self._up.wait()
         except TimeoutError:
-            if not self.room.is_set():
-                raise self._away(
-                    "the inbox is full, so this messager is not connected until messages are fetched: await "
-                    "fetch_messages() first"
-                ) from None
             raise self._away(
                 f"there was no connection to the broker at {self._where} for {timeout_s:g} s, so nothing was sent: "
                 "check that it runs, and check the network to it"
@@ -379,6 +374,7 @@ class Connection:
         )
         if self._on_message is not None and not self._on_message(made):
             self.room.clear()
+            self._up.clear()
             self._full = True
             if (sock := self._client.socket()) is not None:
                 self._loop.remove_reader(sock)
@@ -405,6 +401,11 @@ class Connection:
         return ServerRefused(f"the broker at {self._where} {what}", host=config.server, port=config.port)
 
     def _away(self, text: str) -> ConnectionFailed:
+        if not self.room.is_set():
+            text = (
+                "the inbox is full, so this messager is not connected until messages are fetched: await "
+                "fetch_messages() first"
+            )
         return ConnectionFailed(text, host=self._config.server, port=self._config.port)
 
 
