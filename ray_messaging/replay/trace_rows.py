@@ -29,7 +29,7 @@ FIELDS = {
 }
 Requested = Mapping[str, str | None]  # the name that the caller gave for each field; None: a default name in FIELDS
 
-_SHORT = 15  # a float can hold every number of at most this many characters
+_SHORT = 15  # a float can hold every number of at most this many characters, if it has no exponent
 _FLOAT_ID = re.compile(r"[+-]?\d+\.(0+|\d+[eE][+-]?\d+)")  # 12.0 or 1.2e+07: how pandas may write an int
 _OF_LOG = (
     ". In an export of a log of ray_messaging, messages of the user have no sender, and broadcasts no receiver: "
@@ -233,7 +233,7 @@ def is_exact(spelled: str, value: float) -> bool:
 
     It does if both are equal, or if `repr` of the float spells the same number, such as for 0.1.
     """
-    if len(spelled) <= _SHORT:
+    if len(spelled) <= _SHORT and "e" not in spelled.lower():
         return True
     number = Decimal(spelled)
     return number == Decimal(value) or number == Decimal(repr(value))

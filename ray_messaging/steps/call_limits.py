@@ -91,8 +91,8 @@ class CallLimits:
         # The time from which the allowed pace of tokens counts. The next call may begin once the pace has allowed all
         # tokens that the ended calls have used, and that the calls under way will probably use.
         self._tokens_since = 0.0
-        self._held: dict[str, HeldCalls] = {}  # group -> the totals of its gate
-        self._former: list[HeldCalls] = []  # the totals of gates that no longer exist
+        self._totals: dict[str, HeldCalls] = {}  # by gate; the totals of gates that no longer exist count on
+        self._gates: dict[str, str] = {}  # group -> its newest gate
         self._turn = asyncio.Lock()  # gates get their grants in the order of their requests
         self._changed = asyncio.Event()
 
@@ -104,11 +104,11 @@ class CallLimits:
         self.note(held)
         # If the answer to an earlier request was lost, the gate does not count the calls that the answer granted, and
         # these calls are never made. So the number of granted calls is taken from the gate.
-        self._held[held.group] = self._held[held.group]._replace(granted=held.granted)
+        self._totals[held.gate] = self._totals[held.gate]._replace(granted=held.granted)
         async with self._turn:
             while True:
-                now, left, free = self._held[held.group], self._left(), self._free()
-                if now.gate != held.gate:
+                now, left, free = self._totals[held.gate], self._left(), self._free()
+                if self._gates[held.group] != held.gate:
                     return Grant([])  # the group has restarted since its request
                 if left <= 0:
                     return Grant([], spent=True)
@@ -117,28 +117,26 @@ class CallLimits:
                 self._changed.clear()
                 await self._changed.wait()
             delays = self._delays(int(min(wanted, left, free)))
-            self._held[held.group] = now._replace(granted=now.granted + len(delays))
+            self._totals[held.gate] = now._replace(granted=now.granted + len(delays))
             return Grant(delays)
 
     def note(self, held: HeldCalls) -> None:
         """Record the totals of a gate. Totals that are lower than the recorded totals are old, and are ignored."""
-        known = self._held.get(held.group, held)
-        if known.gate == held.gate:
-            newer = held if held.ended + held.unused > known.ended + known.unused else known
-            held = newer._replace(granted=known.granted)
-        else:
-            self._former.append(known)
-        self._held[held.group] = held
+        known = self._totals.get(held.gate)
+        if known is None:
+            self._gates[held.group] = held.gate
+            self._totals[held.gate] = held
+        elif held.ended + held.unused > known.ended + known.unused:
+            self._totals[held.gate] = held._replace(granted=known.granted)
         self._changed.set()
 
     def _used(self) -> _Used:
-        held = self._held.values()
-        both = [*held, *self._former]
+        totals = self._totals.values()
         return _Used(
-            sum(each.paid for each in both),
-            sum(each.tokens for each in both),
-            sum(each.cost for each in both),
-            sum(each.under_way for each in held),
+            sum(each.paid for each in totals),
+            sum(each.tokens for each in totals),
+            sum(each.cost for each in totals),
+            sum(self._totals[gate].under_way for gate in self._gates.values()),
         )
 
     def _left(self) -> float:
@@ -151,7 +149,7 @@ class CallLimits:
             return self._money - self._used().cost
         if not isinstance(budget, int):
             return float("inf")
-        return budget - sum(held.granted - held.unused for held in (*self._held.values(), *self._former))
+        return budget - sum(each.granted - each.unused for each in self._totals.values())
 
     def _free(self) -> float:
         """Return how many more calls through `me.remember` may be under way now."""

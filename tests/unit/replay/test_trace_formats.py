@@ -141,6 +141,7 @@ def test_a_json_array_is_named_with_the_remedy(write, blame, name, content):
         ("# a\u2028b\x0c\n1 2 x\n", 2, "Time 'x' is neither"),
         ("1 2 nan\n", 1, "Time 'nan' is neither"),
         ("1 2 1_000\n", 1, "Time '1_000' is neither"),
+        ("1 2 1e-400\n", 1, "Time 1e-400 has more digits than a float holds"),
         ("1 2 3\n1 a\x00b 3\n", 2, r"The receiver is not a valid id (agent id 'a\x00b' cannot be used"),
         ("1 2 3\n" + "x" * 99, 2, "found '" + "x" * 60 + "...'"),
         ("# only\n# comments\n", 1, "the file contains no message"),

@@ -234,6 +234,16 @@ async def test_limits_that_were_lost_learn_from_the_gates_what_they_hold():
             await gate.enter()
 
 
+async def test_totals_of_a_former_gate_that_arrive_late_do_not_count_twice():
+    limits = CallLimits(Calls(budget=5))
+    former, gate = HeldCalls("east", "former"), HeldCalls("east", "gate")
+    assert len((await limits.take(former, 2)).delays) == 2
+    assert len((await limits.take(gate, 1)).delays) == 1
+    limits.note(former._replace(granted=2, ended=2))
+    grant = await limits.take(gate._replace(granted=1, ended=1), 9)
+    assert (len(grant.delays), (await limits.take(gate._replace(granted=3, ended=3), 9)).spent) == (2, True)
+
+
 async def test_calls_after_a_pause_are_no_burst():
     now = [0.0]
     limits, held = CallLimits(Calls(rate_per_minute=6000), clock=lambda: now[0]), HeldCalls("east", "gate")
