@@ -29,7 +29,7 @@ FIELDS = {
 }
 Requested = Mapping[str, str | None]  # the name that the caller gave for each field; None: a default name in FIELDS
 
-_SHORT = 15  # a float can hold every number of at most this many characters
+_SHORT = 15  # a float has enough digits for every number of at most this many characters
 _FLOAT_ID = re.compile(r"[+-]?\d+\.(0+|\d+[eE][+-]?\d+)")  # 12.0 or 1.2e+07: how pandas may write an int
 _OF_LOG = (
     ". In an export of a log of ray_messaging, messages of the user have no sender, and broadcasts no receiver: "
@@ -159,8 +159,8 @@ class Columns:
             stripped = raw.strip()
             if stripped[:1] == '"' != raw[:1]:
                 raise RowError(
-                    f"the {noun} {cut(stripped)} has a quote after white space, which may or may not belong to the id: "
-                    "drop the white space"
+                    f"the {noun} {cut(stripped)} has white space before its quote, so the quote may or may not belong "
+                    "to the id: drop the white space"
                 )
             known = self._known[raw] = self.places.setdefault(_checked(stripped, noun), len(self.places))
         return known
