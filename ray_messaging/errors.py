@@ -175,7 +175,7 @@ class InvalidMsg(MessagingError, ValueError, AssertionError):
 
 
 class PayloadTooLarge(MessagingError, ValueError):
-    """A payload is above the limit; `size` and `limit` are in bytes."""
+    """A payload, a transaction or a value to store is above its limit; `size` and `limit` are in bytes."""
 
     size: int
     limit: int
@@ -302,7 +302,7 @@ class StepFailed(MessagingError, RuntimeError):
 
 
 class AudienceTooLarge(MessagingError, ValueError):
-    """An audience with positions has more pairs of sender and hearer than `limit`, the most that it may have.
+    """An audience with positions has more pairs of sender and hearer than `limit` allows.
 
     In such an audience, agents hear each other if the distance of their positions is at most a radius. `pairs` is the
     number of pairs. If there are many positions, the number is an estimate, and the error's text says "about".
@@ -513,7 +513,7 @@ class ServerFailed(MessagingError, RuntimeError):
 
 
 class TransitError(MessagingError):
-    """A message could not be delivered.
+    """A message could not be delivered or committed, or it is unknown whether it was.
 
     Subclasses say why: ConnectionFailed, InterceptorUnavailable, MailboxFull and OutcomeUnknown.
     """
@@ -537,8 +537,8 @@ class InterceptorUnavailable(TransitError):
 class MailboxFull(TransitError):
     """A mailbox, the event log or the server's memory is full, mostly because a receiver is too slow.
 
-    `mailbox` is the mailbox's name. If the memory is full, it is "", or the name of the group whose step was not
-    committed.
+    `mailbox` is the mailbox's name. If the memory is full, `mailbox` is "", or the name of the group whose step was
+    not committed.
     """
 
     mailbox: str

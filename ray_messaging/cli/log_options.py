@@ -124,8 +124,10 @@ def _read_time(text: str) -> float | str:
 def open_log(target: str) -> "EventLog":
     """Open the log in the folder `target`, or of the running experiment `target`.
 
-    Raises: LogError if the folder contains no log; ConfigError if `target` is a file, or neither a folder nor a running
-    experiment.
+    A `target` with a slash is always taken for a folder.
+
+    Raises: LogError if the folder is missing or contains no log; ConfigError if `target` is a file, or neither a folder
+    nor a running experiment.
     """
     from ray_messaging.eventlog.event_log import EventLog  # noqa: PLC0415 - it brings pyarrow
 
@@ -136,8 +138,10 @@ def open_log(target: str) -> "EventLog":
 def open_run(target: str, open_folder: Callable[[str], T]) -> "T | Messaging":
     """Open the folder `target` by `open_folder`, or connect to the running experiment `target`.
 
-    Raises: LogError if the folder contains no log; ConfigError if `target` is a file, or neither a folder nor a running
-    experiment.
+    A `target` with a slash is always taken for a folder.
+
+    Raises: LogError if the folder is missing or contains no log; ConfigError if `target` is a file, or neither a folder
+    nor a running experiment.
     """
     if Path(target).is_file():
         raise ConfigError(f"{target!r} is a file: pass the folder that contains the log's events-*.parquet")

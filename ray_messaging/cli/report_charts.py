@@ -19,7 +19,7 @@ _CHANGED = "#CC79A7"  # the colour of messages that a rule has rewritten
 
 
 def step_chart(log: EventLog) -> str:
-    """Return a chart of each step's messages by fate, with the changes of rules; "" for a run without steps."""
+    """Return a chart of each step's messages by fate, with lines where rules changed; "" if no message has a step."""
     counts: Counter[tuple[int, str, bool]] = Counter()
     for row in log.count(by=("step", "fate", "rule")).to_pylist():
         if row["step"] is not None:
@@ -51,9 +51,9 @@ def step_chart(log: EventLog) -> str:
 
 
 def network_chart(log: EventLog) -> str:
-    """Return a chart of the network of agents, or "" if no messages were delivered.
+    """Return a chart of the network of agents, or "" if no message of one agent to another was delivered.
 
-    It has the pairs of agents with the most delivered messages.
+    The chart shows the pairs of agents between which the most messages were delivered.
     """
     import networkx as nx  # noqa: PLC0415 - an optional package; if it is missing, the command says so
 

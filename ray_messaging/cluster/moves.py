@@ -11,7 +11,7 @@ from ray_messaging.errors import AlreadyExists, ConfigError, UnknownName
 from ray_messaging.model.agent_sets import AgentSet
 from ray_messaging.receiving.call_checks import check_timeout
 
-_TOLERANCE = 0.1  # groups whose load is within this share of the mean load do not change
+_TOLERANCE = 0.1  # a group whose load differs from the mean by at most this share of the mean stays as it is
 
 
 class AgentMove(NamedTuple):

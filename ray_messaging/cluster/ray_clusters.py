@@ -22,7 +22,7 @@ from ray_messaging.errors import ConfigError, ServerFailed, UnknownName
 
 _ANSWER_S = 5.0  # seconds in which the cluster at RAY_ADDRESS must answer a connection
 _LOOK_S = 2.0  # seconds in which a cluster must say which experiments it has
-_REASON = 300  # the most characters of an error of Ray that are shown
+_REASON = 300  # at most this many characters of an error of Ray are shown
 _HTTP2 = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes([0, 0, 0, 4, 0, 0, 0, 0, 0])  # a gRPC client's first bytes
 _TOKENS = b"RAY_AUTH_MODE=token"
 _OPTION = b"--gcs-address="
@@ -78,7 +78,7 @@ def release_ray(session: object) -> None:
 
 
 def _in_lasting_thread(call: Callable[[], None]) -> None:
-    """Make a call in the main thread, or else in a new thread that does not end before Ray does.
+    """Make a call in this thread if it is the main thread, or else in a new thread that does not end before Ray does.
 
     The kernel kills the processes that Ray starts as soon as the thread that started them ends.
     """
@@ -130,8 +130,7 @@ def join_ray(exp_id: str, *, as_driver: bool = False) -> bool:
     Return False if no cluster runs. If no cluster has the experiment, none is joined. If this process uses Ray already,
     or RAY_ADDRESS is for Ray Client, this does not check whether the cluster has the experiment.
 
-    Args: `as_driver` says that this is a user's program, which prints the output of actors and tasks and may use Ray
-    Client.
+    Args: `as_driver` is true in a user's program, which prints the output of actors and tasks and may use Ray Client.
     Raises: UnknownName if no cluster has the experiment; ConfigError if RAY_ADDRESS is wrong, or the cluster there
     refuses the connection.
     """

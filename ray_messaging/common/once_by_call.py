@@ -11,8 +11,8 @@ from typing import Any, Generic, TypeVar, cast
 K = TypeVar("K")
 V = TypeVar("V")
 
-# After `held` has kept this many values, no more outcomes are forgotten until the next call, so that no call examines
-# all outcomes.
+# The search for outcomes to forget ends when the function `held` of a OnceByCall has kept this many values. So no
+# search examines all outcomes.
 _MOST_RENEWED = 8
 
 

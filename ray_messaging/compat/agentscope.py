@@ -56,15 +56,16 @@ logger = logging.getLogger(__name__)
 
 _LEASE_S, _BEAT_S = 3.0, 1.0
 _LOCK_GLANCE_S = 0.5  # seconds between two checks of a lock whose owner may have died; a release is announced at once
-_WRITES = 1000  # the most entries that one call to the server writes
-_FRAMES = 32  # the most frames that are read from the mailbox at once
+_WRITES = 1000  # when a call to the server has this many entries, no further write joins it
+_FRAMES = 32  # at most this many frames are read from the mailbox at once
 _KINDS = {"q": "queue", "l": "log"}
-# The subtopic of the items of a bus. It may contain the milliseconds to live, and the most entries of a log.
+# The subtopic of a bus's items. It may contain two numbers: the milliseconds for which the queue or log stays, and how
+# many entries a log keeps (0: no limit).
 _PUSH = re.compile(r"push(?:,(\d+),(\d+))?")
 _json = json.JSONEncoder(ensure_ascii=False).encode
 
-# A write to a queue or log: the future for the ids, the kind, the key, the milliseconds to live, the most entries, and
-# the payloads or their texts.
+# A write to a queue or log: the future for the entries' ids, the kind ("q" or "l"), the key, the milliseconds for which
+# the queue or log stays, how many entries a log keeps (0: no limit, for both numbers), and the payloads or their texts.
 _Write = tuple["asyncio.Future[list[str]]", str, str, int, int, list[Any]]
 
 
@@ -106,9 +107,9 @@ class RayMessageBus(MessageBus):  # type: ignore[misc,unused-ignore]  # without 
         db = getattr(self._server, "db", 0)
         self._keys = Keys(self._exp_id, db=db)
         self._prefix, self._ears = f"{self._keys.prefix}bus:{part}", f"{self._keys.ears}bus:{part}"
-        # The scripts on the server publish this package's own messages between two brackets, which are messages on the
-        # channel `own`. Receivers drop what comes between brackets. The bus needs these messages, so its `own` is a
-        # channel on which there are no brackets.
+        # When a script on the server publishes this package's own messages, it publishes a bracket, a message on the
+        # channel `own`, before and after them. Receivers drop what comes between two brackets. But the bus needs these
+        # messages. So its `own` is a channel on which no brackets are published.
         self._keys.own = f"{self._prefix}own{mark_of_db(db)}"
         self._link: RedisLink | None = None
         self._messager: Messager | None = None
@@ -126,9 +127,9 @@ class RayMessageBus(MessageBus):  # type: ignore[misc,unused-ignore]  # without 
         self._waiting: deque[_Write] = deque()
         self._sender = f"{self.name}/{self._owner}"
         self._writer: asyncio.Task[None] | None = None
-        # By queue: the ids of the first items of the batches that the bus has drained last, and the time of that drain.
+        # For each queue: the first items' ids of the batches that this bus got in its last drain, and the drain's time.
         self._held: dict[str, tuple[list[bytes], float]] = {}
-        self._locks: dict[str, tuple[str, int]] = {}  # by token, the locks to renew: key, and milliseconds to live
+        self._locks: dict[str, tuple[str, int]] = {}  # the locks to renew, by token: (key, milliseconds to live)
         self._claims: dict[str, str] = {}  # by key, the tokens of locks from `try_lock`
         self._listeners: dict[str, list[asyncio.Queue[bytes | None]]] = {}
         self._unlocked = asyncio.Event()  # set when a lock is released, and then replaced by a new event
@@ -174,7 +175,7 @@ class RayMessageBus(MessageBus):  # type: ignore[misc,unused-ignore]  # without 
             await link.close()
 
     async def _join(self, messaging: Any, settings: MessagingConfig) -> None:  # noqa: ANN401 - a Messaging
-        """Open a sender. If there is no mailbox for the buses with this name in the experiment yet, also open this."""
+        """Open a sender. If the buses with this name have no mailbox in the experiment yet, create it first."""
         mine = [f"exps:{self._exp_id}:agents:{self.name}/{kind}/*" for kind in _KINDS.values()]
         async with (
             self.acquire_lock("mailbox"),
@@ -365,7 +366,7 @@ class RayMessageBus(MessageBus):  # type: ignore[misc,unused-ignore]  # without 
     async def _drain(self, key: str, most: int, before: float = math.inf) -> list[tuple[bytes, bytes]]:
         """Return the oldest items of a queue, each as (id, text), at most `most`.
 
-        This also tells the server that the items of the last drain are handled.
+        Also tell the server that the items of the last drain are handled.
 
         If this bus has drained the queue after the time `before`, do nothing, and return [].
         """

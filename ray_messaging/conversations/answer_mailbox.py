@@ -21,7 +21,8 @@ from ray_messaging.receiving.inbox import Piece
 
 logger = logging.getLogger(__name__)
 
-_MOST_KEPT = MOST_RANGES // 2  # the most late answers that wait for a fetch to commit them; more are committed at once
+# If this many late answers wait for a fetch to commit them, further late answers are committed at once.
+_MOST_KEPT = MOST_RANGES // 2
 
 
 class AnswerMailbox:
@@ -40,7 +41,7 @@ class AnswerMailbox:
         self._questions = questions
         self._fetcher = fetcher
         self._keeps_late = keeps_late
-        # How many late answers are in the messager's inbox, or were fetched, but are not committed.
+        # How many late answers are not committed. They are in the messager's inbox, or were fetched from it.
         self._uncommitted = 0
         self._handled: list[Slice] = []  # answers that need no more work, but are not acknowledged yet
         self._news = asyncio.Event()
@@ -123,7 +124,7 @@ class AnswerMailbox:
 
 
 def _as_asked(batch: Batch) -> None:
-    """Replace, in answers that were sent in a step, the id of each question by the id with which it was asked."""
+    """In answers that were sent in a step, put back the ids that the questions had when they were asked."""
     extension = batch.extension
     if extension is not None and extension.asked_outside:
         asked = extension.asked_outside

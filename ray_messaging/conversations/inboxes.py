@@ -19,8 +19,8 @@ from ray_messaging.receiving.commits import MOST_RANGES
 
 logger = logging.getLogger(__name__)
 
-# The most messages that are fetched and not committed. Each of them may be a gap between two ranges of acknowledged
-# messages, and a commit has at most MOST_RANGES ranges.
+# At most this many messages are fetched and not yet committed. Each of them may be a gap between two ranges of
+# acknowledged messages, and a commit has at most MOST_RANGES ranges.
 _MOST = MOST_RANGES // 2
 
 

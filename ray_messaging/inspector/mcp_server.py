@@ -43,12 +43,12 @@ from ray_messaging.inspector.sources.run_folders import MOST_RUNS, RunFolders, c
 from ray_messaging.inspector.sources.society_in_step import measure_of
 
 MOST_ROWS = 1_000
-MOST_BYTES = 40_000  # the most bytes of the rows of an answer, because assistants cut or refuse larger answers
-ANSWER_S = 60.0  # the most seconds that the search for an answer may take
-_WIDTHS = (2_000, 200, 20)  # the most characters of a value; an answer uses the first of these with which a row fits
-_PARTS = (40, 10, 3)  # the most items of a list or dict; a summary uses the first of these with which it fits
+MOST_BYTES = 40_000  # an answer's rows have at most this many bytes, because assistants cut or refuse larger answers
+ANSWER_S = 60.0  # the search for an answer may take this many seconds
+_WIDTHS = (2_000, 200, 20)  # values are cut to the first of these numbers of characters with which a row fits
+_PARTS = (40, 10, 3)  # lists and dicts are cut to the first of these numbers of items with which a summary fits
 _ERROR_WIDTH = 2_000
-_FORK_OUTPUT = 4_000  # the most bytes of a fork's output that are shown, from its end
+_FORK_OUTPUT = 4_000  # of a fork's output, at most this many bytes are shown: the last ones
 
 SCHEMA_URI = "ray-messaging://schema"
 SCHEMA = """Tables for the tool `sql` (DuckDB). `describe messages` returns the columns of one run, such as
@@ -443,7 +443,7 @@ def _told(tool: Callable[..., dict[str, Any]]) -> Callable[..., str]:
         except (MessagingError, OSError, ImportError) as error:
             raise ToolError(_error(error)) from error
 
-    answer.__doc__ = cleandoc(tool.__doc__ or "")  # the tool's description
+    answer.__doc__ = cleandoc(tool.__doc__ or "")  # MCP shows this text to assistants as the tool's description
     return answer
 
 

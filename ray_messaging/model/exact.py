@@ -82,8 +82,8 @@ def encode_pairs_exactly(pairs: Mapping[Any, Any], place: str) -> bytes:
 def kept_exactly(values: list[dict[Any, Any]], kinds: set[type], place: str) -> tuple[bytes, list[dict[Any, Any]]]:
     """Encode a list of dicts; return the bytes, and equal dicts that nobody else can change.
 
-    The returned dicts are `values` itself, if nothing else refers to a dict or list in it. Otherwise they are decoded
-    from the bytes.
+    The returned list is `values` itself if msgpack alone encodes `values` exactly, and nothing else refers to a dict or
+    list in it. In all other cases the returned list is decoded from the bytes.
 
     Args: `kinds` has the types of the dicts, because some may be of a subclass. `place` is the name of the list in
     errors.
@@ -150,7 +150,7 @@ def _examined(values: list[Any], kinds: set[type], *, may_loop: bool = False) ->
 
 
 def _parts(containers: list[Any], *, alone: bool) -> list[Any]:
-    """Return the parts of dicts and lists, the `containers`. `alone` says that nothing else refers to them."""
+    """Return the parts of dicts and lists, the `containers`. `alone` is true if nothing else refers to these."""
     # `get_referents` is faster. It also returns the keys of dicts, but no key is a dict or a list, because these have
     # no hash. In Python 3.13 it leaves out the contents of an object's `__dict__`. But then the object also refers to
     # that dict, so `alone` is False.

@@ -159,8 +159,8 @@ class Columns:
             stripped = raw.strip()
             if stripped[:1] == '"' != raw[:1]:
                 raise RowError(
-                    f"the {noun} {cut(stripped)} has a quote after white space, which may or may not belong to the id: "
-                    "drop the white space"
+                    f"the {noun} {cut(stripped)} has white space before its quote, so the quote may or may not belong "
+                    "to the id: drop the white space"
                 )
             known = self._known[raw] = self.places.setdefault(_checked(stripped, noun), len(self.places))
         return known

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 RESAMPLES = 10_000
-_CHUNK = 2**20  # the most random numbers that are drawn at a time, which limits the memory
+_CHUNK = 2**20  # about this many random numbers are drawn at a time, to save memory
 _NORMAL = NormalDist()
 
 

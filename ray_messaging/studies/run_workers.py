@@ -57,12 +57,12 @@ class WorkerAnswer(NamedTuple):
 
 
 def packed(template: "RunTemplate") -> bytes:
-    """Return a template as bytes. They include the code of the user's own modules, as it is now.
+    """Return a template as bytes, if possible with the code of the user's own modules, as it is now.
 
-    Raises: ConfigError, which names the part, if something in it cannot be pickled.
+    Raises: ConfigError if a part of the template cannot be pickled. The error names the part.
     """
-    # Modules may contain objects that cannot be pickled, such as locks, whose pickling may raise any error. Then
-    # modules are sent by name, without their code.
+    # The user's modules may contain objects that cannot be pickled, such as locks, and pickling them may raise any
+    # error. Then the modules are sent by name, without their code.
     with suppress(Exception), _by_value(_own_modules()):
         return dumped(template)
     return bytes(sent("the study", template, dumped))
@@ -153,7 +153,7 @@ def early_workers(runs: int, count: int | None, *, here: bool) -> "AbstractConte
     workers = ProcessWorkers(count)
     try:
         workers.begin(runs)
-    except BaseException:  # such as Ctrl-C: end the processes that have begun, because no `with` block does it yet
+    except BaseException:  # such as Ctrl-C: the `with` block has not begun, so its end cannot end the processes
         workers.__exit__()
         raise
     return workers

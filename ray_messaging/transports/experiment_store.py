@@ -23,7 +23,7 @@ Fields = dict[bytes, bytes]
 
 
 class ExperimentClaim(IntEnum):
-    """Result for a call of `Messaging.start`, called a start, that tries to become the owner of an experiment."""
+    """Result of the try of a start, a call of `Messaging.start`, to become the owner of an experiment."""
 
     LOST = 0  # another start owns the experiment
     HELD = 1
@@ -108,7 +108,7 @@ _KEPT_FIELDS = {b"directory", b"born", b"format"} | {
 
 
 class RedisExperimentStore:
-    """Data of an experiment as a whole on its primary.
+    """The data of an experiment as a whole, on the server that is called the experiment's primary.
 
     In this class a run is one call of `Messaging.start`, known by an id. "Our run" is the call to which this process
     belongs.
@@ -119,7 +119,7 @@ class RedisExperimentStore:
         self._run = transport.run
         self._link, self._keys = transport.link, transport.keys
         self._meta = self._keys.meta
-        # The interceptor's epoch before our epoch: b"" if there was none, None if we have no epoch.
+        # The epoch of the interceptor before this one: b"" if there was none. None: this process has no epoch.
         self._before: bytes | None = None
         # The numbers of our last write of the rules' state, and of the last write that the server has confirmed.
         self._number = self._confirmed = 0
@@ -225,7 +225,7 @@ class RedisExperimentStore:
         for before in {self._before, b""}:
             if await self._link.script("advance_interceptor_epoch", [self._meta], [self._run, before, epoch]) == 1:
                 self._number += 1
-                # The server has no write of this number, so it answers BEHIND, and all state is written again.
+                # The server has no write of this number. So writes return BEHIND until one of them contains all state.
                 self._confirmed = self._number
                 return True
         return False
@@ -256,9 +256,9 @@ class RedisExperimentStore:
         await self._link.script("heartbeat", [self._meta], [self._run, epoch, 0])
 
     async def delegate(self, epoch: int, number: int) -> StateWrite:
-        """Make the server accept the verdicts of senders that judge by rule snapshot `number`, a copy of the rules.
+        """Make the server accept verdicts that senders reach by themselves, with the copy `number` of the rules.
 
-        If the server accepts a snapshot with a higher number already, change nothing. Return FENCED if another
+        If the server already accepts a copy with a higher number, change nothing. Return FENCED if another
         interceptor has taken over, otherwise DONE.
         """
         backoff = Backoff(RULE_STATE_RETRY)
@@ -281,7 +281,7 @@ class RedisExperimentStore:
         """Write changes of the rules' state, as a whole or not at all.
 
         Args: `names` begins with the name under which Ray's cluster state has the rules in force. The names of these
-        rules follow. None leaves the names on the server unchanged. `again` says that the last write is repeated.
+        rules follow. None leaves the names on the server unchanged. `again` is true if the last write is repeated.
         """
         keys = [self._meta, self._keys.answers, self._keys.rules]
         if not again:

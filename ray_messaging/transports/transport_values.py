@@ -40,13 +40,13 @@ class SendStatus(IntEnum):
     STALE_VERDICTS = 2  # another interceptor has taken over, so the verdicts are too old
     FENCED = 3
     UNJUDGED = 4  # the call has no verdicts, although the experiment has an interceptor
-    READER_FENCED = 5  # a newer reader has the mailbox that the call would commit
+    READER_FENCED = 5  # a newer reader owns the mailbox whose messages the call would commit
     BEHIND = 6  # the call is a transaction, and the server has lost an earlier transaction that it had confirmed
     LOST = 7  # the server has no data of the sender any more
-    RESTORED = 8  # the server has the data from before the sender claimed its epoch
+    RESTORED = 8  # the server has fallen back to data from before the sender claimed its epoch
     STEP_OVER = 9  # the call writes frames of a step that is closed already, or whose group has another driver now
     OTHER_RULES = 10  # the interceptor is the same, but the rules by which the batch was judged have changed
-    READER_LOST = 11  # the mailbox is gone, or the server has its old data, from before the reader claimed an epoch
+    READER_LOST = 11  # the mailbox is gone, or has fallen back to data from before the reader claimed its epoch
 
 
 DIRECTORY_CHANGES = (
@@ -166,8 +166,8 @@ class SendRequest(msgspec.Struct):
 class SendReply(msgspec.Struct):
     """The outcome of a call of `send` for each frame. `takers` counts the subscribers that received each publication.
 
-    `repeated` says that the call was made several times, because answers were lost. An earlier one of these calls may
-    still be on its way to the server, and could write refused frames until the sender claims a higher epoch.
+    `repeated` is true if the call was made several times, because answers were lost. Then an earlier one of these calls
+    may still be on its way to the server, and could write refused frames until the sender claims a higher epoch.
     """
 
     status: SendStatus
@@ -187,7 +187,7 @@ class Listening(NamedTuple):
     `version` is the version of the directory, the list of all mailboxes. `epoch` is the reader's epoch. `cursor` is the
     position up to which all messages are acknowledged. If the mailbox was taken over from an earlier reader, `state` is
     the state after the last transaction (None: none), and `acked` has the ranges of messages after the cursor that are
-    acknowledged. Otherwise both are empty.
+    acknowledged. For a new mailbox, `state` is None and `acked` is b"".
     """
 
     version: int
@@ -211,7 +211,7 @@ class MailboxEnd(NamedTuple):
 class HeldMailbox(NamedTuple):
     """The answer that another owner has a mailbox, with the owner's lease.
 
-    `overdue` says that the lease may have ended, by the server's clock.
+    `overdue` is true if the lease may have ended by the server's clock.
     """
 
     owner: str
@@ -222,8 +222,8 @@ class HeldMailbox(NamedTuple):
 class SenderState(NamedTuple):
     """The state of a sender after it has claimed a new epoch.
 
-    `last` has its last sequence number for each mailbox. `takers` counts the subscribers that received its last
-    publications. `transactions` is the number of its committed transactions.
+    `last` has the sender's last sequence number for each mailbox. `takers` has, for each of the sender's last
+    publications, how many subscribers received it. `transactions` is the number of the sender's committed transactions.
     """
 
     epoch: int
@@ -233,9 +233,9 @@ class SenderState(NamedTuple):
 
 
 class Limits(NamedTuple):
-    """The most messages and bytes in a mailbox, and the duration of its lease in seconds.
+    """How many messages and bytes a mailbox may hold, and how many seconds its lease lasts.
 
-    With `leased`, the mailbox is removed when its lease has expired.
+    If `leased` is true, the mailbox is removed when its lease has expired.
     """
 
     messages: int
@@ -283,7 +283,7 @@ def new_epoch(above: int = 0) -> int:
 
 
 def successor_of(kept: bytes | None) -> int:
-    """Return a new epoch above the epoch `kept`, which the server has (None: it has none).
+    """Return a new epoch that is higher than `kept`, the epoch on the server (None: there is none).
 
     A `kept` that cannot be an epoch is ignored.
     """

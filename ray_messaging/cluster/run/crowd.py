@@ -99,7 +99,7 @@ class CrowdSociety:
         self._model_thread = thread or ModelThread()
         self._crowd: Crowd | None = None
         self.change = NO_CHANGE
-        # The last step that this process ran to its end, after which the group has the state in `_crowd`.
+        # The last step that this process ran to its end. `_crowd` has the group's state after this step.
         self.last_step: int | None = None
 
     async def run(self, step: Step, _calls: CallMemory | None = None) -> None:

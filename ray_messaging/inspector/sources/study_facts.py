@@ -12,7 +12,7 @@ from ray_messaging.studies.bootstrap import Interval
 from ray_messaging.studies.study import LEVEL, Study
 from ray_messaging.studies.study_folder import StudyFolder
 
-MOST_ROWS = 200  # the most combinations of parameters that the table shows
+MOST_ROWS = 200  # the table shows at most this many combinations of values of the parameters
 _MOST_POINTS, _MOST_LINES, _MOST_CELLS = 200, 9, 2_500
 # The number of resamples for an interval. It is small, because a page is drawn again and again while a study goes on.
 _RESAMPLES = 2_000
@@ -75,7 +75,7 @@ class HeatMap:
 
 
 class StudyFacts(RunFacts):
-    """Source for the folder of a study. The folder is read again if its files have changed."""
+    """The facts that the pages show about a study, from its folder. A changed folder is read again."""
 
     lacks = _PAGES
 
@@ -141,7 +141,12 @@ class StudyFacts(RunFacts):
         return Curves(choice, lines, numeric, f"Means of {many} runs, with intervals of {LEVEL:.0%}.")
 
     def heat_map(self, asked: Choice) -> HeatMap | None:
-        """Return the mean of the outcome by `x` and `by`; None for a study with fewer than two parameters."""
+        """Return the mean of the outcome for each value of `x` and each value of `by`.
+
+        The result is None if the study has fewer than two parameters, or no outcome that is a number.
+
+        Raises: ConfigError if `x` and `by` have too many pairs of values for a page.
+        """
         study = self.study
         choice = _known(study, asked)
         others = [each for each in study.parameters if choice is not None and each != choice.x]

@@ -56,7 +56,7 @@ class Outage:
 def _refused(error: BaseException) -> bool:
     """Return whether an error says that no server listens at the port."""
     found: BaseException | None = error
-    for _ in range(8):  # an error may be its own cause through others, so the chain is followed 8 times at most
+    for _ in range(8):  # the causes of an error may form a loop, so at most 8 errors are examined
         if found is None or isinstance(found, ConnectionRefusedError):
             return found is not None
         found = found.__cause__ or found.__context__

@@ -46,8 +46,8 @@ class ReplicaGuard:
 
         If a command of the guard has failed, the call may nevertheless have had its effect.
 
-        Raises: TooFewReplicasError if too few replicas have confirmed the call; UnconfirmedError if the guard's
-        commands failed.
+        Raises: TooFewReplicasError if too few replicas have confirmed the call; NoPermissionError if the user may not
+        run the guard's commands; UnconfirmedError if they failed for another reason.
         """
         replicas, marked = replies.pop(), replies.pop()
         for error in (marked, replicas):

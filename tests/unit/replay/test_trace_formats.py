@@ -204,7 +204,7 @@ def test_csv_named_fields_and_awkward_text(write):
         (CSV + '1,2,1, "x\ny"\n', 4, LATE),
         (CSV + '1,2,1," ""x, ""y"""\n1,2,1, "x"\n', 5, LATE),
         ('from, "to",time\n1,2,3\n', 1, LATE),
-        (CSV + '1,\t"2",1,x\n', 4, 'the receiver "2" has a quote after white space'),
+        (CSV + '1,\t"2",1,x\n', 4, 'the receiver "2" has white space before its quote'),
         (CSV + "1,2\n", 4, "expected 4 cells as in the header, found 2"),
         (CSV + "\n,2,3,x\n", 5, "the sender is empty"),
         (CSV + "1, ,3,x\n", 4, "the receiver is empty"),
