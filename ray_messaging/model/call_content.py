@@ -71,7 +71,8 @@ def by_content(function: Callable[P, R], /, *, sample: int | None = 1, uses: obj
     """
     if sample is not None and (isinstance(sample, bool) or not isinstance(sample, int) or sample < 1):
         raise ConfigError(
-            f"sample={sample!r} must be a whole number of at least 1 (how many answers equal calls share), or None"
+            f"sample={sample!r} must be how many answers equal calls share: a whole number of at least 1, or None to "
+            "share none"
         )
     found = ByContent(function)
     found.sample, found.uses = sample, uses
