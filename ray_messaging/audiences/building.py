@@ -21,7 +21,7 @@ _LOW = np.int64(2**32 - 1)
 _SMALL = 2**31  # an id below this fits into half of a key
 _DENSE = 2**26  # ids below this are looked up in a table that has an item for each possible id
 _SPARE = 16  # a table of cells may have this many items for each agent
-# How many cells along the first axis are as long as one radius; more cells would save only a few comparisons.
+# Along the first axis, a radius is about as long as this many cells. More cells would save only a few comparisons.
 _PARTS = 4
 # The square of a much smaller radius would be 0. The square of a radius far above 1 / _LEAST_RADIUS would be infinite.
 _LEAST_RADIUS = 1e-150
@@ -64,8 +64,8 @@ def build_edges(chunks: Iterable[object]) -> GraphEdges:
 def _packed(chunks: Iterable[object]) -> tuple[NDArray[np.int64], NDArray[np.int64] | None]:
     """Return the pairs as keys, and the ids. A key has the sender in its upper half and the hearer in its lower half.
 
-    The halves of the keys are indexes of the ids. If the ids are None, the halves are the ids themselves. The array of
-    keys can grow without a copy, because the kernel moves its memory.
+    The halves of the keys are indexes into the ids. If the ids are None, the halves are the ids themselves. The array
+    of keys can grow without a copy, because the kernel moves its memory.
     """
     keys, used = np.empty(CHUNK, np.int64), 0
     large: list[NDArray[Any]] = []
@@ -305,7 +305,7 @@ class _Grid:
         distinct, rows = np.unique(rows, return_inverse=True)
         wanted = distinct[:, None] + around
         self._around = np.searchsorted(distinct, wanted)  # for each row of cells, the row itself and the rows near it
-        # A nearby row without points gets the number of an empty row after all others.
+        # A nearby row without points gets the number `len(distinct)`. It stands for an empty row after all others.
         self._around[distinct.take(self._around, mode="clip") != wanted] = len(distinct)
         self._own = len(around) // 2
         # Each row of cells ends with as many empty cells as are searched on each side of a point.
@@ -325,7 +325,7 @@ class _Grid:
         return np.searchsorted(self._keys, keys) if self._begins is None else self._begins.take(keys)
 
     def blocks(self, step: int = 1) -> Iterator[range]:
-        """Return the indexes of every `step`-th point, in the order of cells, cut into blocks."""
+        """Return the places of every `step`-th point, cut into blocks."""
         places = range(0, len(self._keys), step)
         return (places[low : low + _BLOCK] for low in range(0, len(places), _BLOCK))
 
@@ -352,7 +352,7 @@ class _Grid:
         return found
 
     def count(self) -> tuple[int, bool]:
-        """Return the number of pairs, and whether it is exact. It is an estimate if points are crowded."""
+        """Return the number of pairs, and whether it is exact. If points are crowded, the number is an estimate."""
         distances = sum(int(self._candidates(block)[1].sum()) for block in self.blocks())
         step = -(-distances // _COUNTED)
         seen = pairs = 0
@@ -364,7 +364,7 @@ class _Grid:
     def _candidates(self, block: range) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
         """Return the begins and the lengths of the ranges of points that may be near the points of a block.
 
-        Both arrays have one row for each point of the block.
+        Both arrays have one row for each point of the block, and one column for each row of cells near the point.
         """
         of = slice(block.start, block.stop, block.step)
         keys = self._around[self._rows[of]] * self._width + (self._keys[of] % self._width)[:, None]
@@ -381,8 +381,8 @@ class _Grid:
         """
         begins, counts = (side.ravel() for side in self._candidates(block))
         ends = np.cumsum(counts)
-        # The arrays of one piece must fit into the processor's cache, and the numbers by which `near` sorts must be
-        # below 2**32.
+        # The arrays of one piece must fit into the processor's cache. `_Grid.near` sorts 32-bit numbers that are below
+        # `len(piece) * len(self._keys)`, so this product may be at most 2**32.
         pieces = min(max(-(-int(ends[-1]) // CHUNK), -(-len(block) * len(self._keys) >> 32)), len(block))
         if pieces > 1:
             bounds = np.linspace(0, len(block), pieces + 1).astype(int).tolist()

@@ -53,13 +53,13 @@ def kept_places(kept: bytes, pairs: int) -> NDArray[np.intp]:
         if bool((steps >= 0).all()) and bool((steps[1::2] > 0).all()) and (not len(bounds) or bounds[-1] <= pairs):
             return gathered(bounds[::2], steps[1::2])
     raise FrameError(
-        "a frame (a batch of messages) on the server lists pairs of sender and hearer that its messages do not have: "
-        "find the program that wrote this frame"
+        "a frame (a batch of messages) on the server has a list of pairs of sender and hearer that cannot be decoded "
+        "or does not fit the frame's messages: find the program that wrote this frame"
     )
 
 
 def agents_digest(agents: AgentSet) -> bytes:
-    """Return the digest by which encoded broadcasts name a set of agents."""
+    """Return the digest that stands for a set of agents in encoded broadcasts."""
     digest = blake2b(agents.ints.astype("<i8", copy=False).data, digest_size=12)
     for name in sorted(agents.strings):
         digest.update(len(name).to_bytes(4, "little") + name.encode())

@@ -19,8 +19,8 @@ from ray_messaging.errors import MessagingError
 
 USAGE, INTERRUPTED = 2, 130
 
-# For each command, or family of commands: where to find the command's function, or the family's typer app, as
-# "module:name", and the line in the list of commands.
+# For each command: "module:name" of its function, and its description in the list of commands. For a family of
+# commands, "module:name" is that of the family's typer app.
 COMMANDS = {
     "demo": ("replay:demo", "Run a society of agents, filtered by a black list."),
     "replay": ("replay:replay", "Send a real trace through groups, and check each message."),

@@ -9,8 +9,8 @@ import msgspec
 
 from ray_messaging.common.texts import printable, shortened
 
-SHOWN = 20  # the most rows of a table
-_SCANNED = 500  # the most characters or bytes of a value that are processed, except for a text that is shown whole
+SHOWN = 20  # a table shows at most this many rows
+_SCANNED = 500  # at most this many characters or bytes of a value are processed, except for a text that is shown whole
 
 
 def html_table(title: str, columns: Mapping[str, Sequence[Any]], total: int, *, whole: bool = False) -> str:

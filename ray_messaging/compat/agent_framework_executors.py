@@ -26,7 +26,7 @@ of_json: Callable[[Any], Any] = msgspec.json.Decoder().decode
 # state, or failed with an error. An `Act` is one of these words, and the details.
 EVENT, REQUEST, MESSAGE, SET, DELETE, ERROR = "event", "request", "message", "set", "delete", "error"
 Act = tuple[str, Any]
-_WAIT_S: Final = 60.0  # the longest wait of one call of `events_after`, so that calls of drivers that have died end
+_WAIT_S: Final = 60.0  # one call of `events_after` waits at most this long, so that calls of dead drivers end
 
 
 class Source(NamedTuple):
@@ -95,7 +95,7 @@ class Recorder:
     async def add_request_info_event(self, event: WorkflowEvent[Any]) -> None:
         """Record a request for information from outside."""
         if event.type != "request_info":
-            raise ValueError("Event type must be 'request_info'")
+            raise ValueError(f"the event has the type {event.type!r}: its type must be 'request_info'")
         self.acts.append((REQUEST, event_told(self._values, event)))
         # If the process dies now, the executor will ask again, and the new request has another id. So the request, and
         # the events after it, are passed on only at the end of the superstep.
@@ -353,7 +353,7 @@ def event_of(values: Values, told: Mapping[str, Any]) -> WorkflowEvent[Any]:
 
 
 def delivery_of(values: Values, target: str, told: Mapping[str, Any]) -> Delivery:
-    """Return the delivery to an executor, `target`, that a payload (`told`) contains."""
+    """Return the delivery that a payload (`told`) contains. It is for the executor `target`."""
     of = told["of"]
     message = message_of(values, of["message"] | {"data": told["data"]})
     return Delivery(target, message, of["sources"], message.trace_contexts, message.source_span_ids)
@@ -414,7 +414,7 @@ class Shared:
 
 
 async def run_executor(me: Any, inbox: Any) -> None:
-    """Handle the messages of an executor in a step. `Messaging.run` calls this function as its model.
+    """Handle the messages that an executor reads in a step. This function is the model that `Messaging.run` gets.
 
     Afterwards the executor's state says what the executor did.
     """
@@ -450,7 +450,7 @@ async def run_executor(me: Any, inbox: Any) -> None:
 def is_of(payload: Any, driver: str) -> bool:
     """Return whether a payload is a message that the runner named `driver` has sent to an executor.
 
-    Payloads of an earlier runner or of another program are not.
+    Return False for a payload of an earlier runner or of another program.
     """
     of = payload.get("of") if isinstance(payload, dict) else None
     return isinstance(of, dict) and str(of.get("life")).startswith(f"{driver}.")

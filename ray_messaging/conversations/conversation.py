@@ -303,7 +303,10 @@ class Conversation:
             await self.waits.write(anew=True)
 
     async def keep_failed(self, message: Message, failure: HandlerFailure) -> None:
-        """Turn a message into a dead letter, because its handler has failed."""
+        """Turn a message into a dead letter, because its handler has failed.
+
+        A message of a plain Redis client is lost, because it was not read from a mailbox.
+        """
         batch, row, *_ = slice_of(message)
         if batch.origin is None:
             logger.warning("a message of a plain Redis client is lost: %s", failure.reason)

@@ -10,7 +10,7 @@ from ray_messaging.model.fates import FATES, facts_of
 _MAP = "Blues"  # matplotlib's colour map from pale to dark blue
 _SUFFIXES = (".png", ".pdf", ".svg")
 _DPI = 150
-_LONGEST = 18  # the most characters of a name that are drawn
+_LONGEST = 18  # at most this many characters of a name are drawn
 # Units of time, with their lengths in seconds.
 _UNITS = (("day", 86_400), ("hour", 3600), ("minute", 60), ("second", 1))
 _MOST_NUMBERS = 12  # with more rows or columns than this, the map's cells show no numbers
@@ -65,7 +65,9 @@ def check_picture(path: Path) -> None:
     """Raise InvalidQuery if the file name does not end in .png, .pdf or .svg."""
     if path.suffix.lower() not in _SUFFIXES:
         raise InvalidQuery(
-            f"cannot draw {str(path)!r}: name a file that ends in {' or '.join(_SUFFIXES)}", field="path", value=path
+            f"cannot draw into {str(path)!r}: name a file that ends in {' or '.join(_SUFFIXES)}",
+            field="path",
+            value=path,
         )
 
 

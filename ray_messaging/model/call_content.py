@@ -71,7 +71,8 @@ def by_content(function: Callable[P, R], /, *, sample: int | None = 1, uses: obj
     """
     if sample is not None and (isinstance(sample, bool) or not isinstance(sample, int) or sample < 1):
         raise ConfigError(
-            f"sample={sample!r} must be a whole number of answers that are shared, at least 1, or None to share none"
+            f"sample={sample!r} must be how many answers equal calls share: a whole number of at least 1, or None to "
+            "share none"
         )
     found = ByContent(function)
     found.sample, found.uses = sample, uses
@@ -442,7 +443,7 @@ def _is_found_in_library(module: str) -> bool:
 
 @lru_cache(maxsize=10_000)
 def _imports_in(code: CodeType) -> tuple[tuple[str, int], ...]:
-    """Return the names of the modules that some code imports, each with the number of its leading dots."""
+    """Return the names of the modules that some code imports, each with the number of dots before it."""
     found, before = [], [None, None]
     for each in dis.get_instructions(code):
         if each.opname == "IMPORT_NAME":

@@ -53,7 +53,7 @@ class AgentPlaces(Sequence[AgentId]):
         return AgentPlaces, (AgentSet(self.ints, self.strings),)
 
     def place(self, agent: AgentId) -> int:
-        """Return the index of an agent among the agents, or -1 if the agent is not in the group."""
+        """Return the place of an agent, its index in this sequence, or -1 if the agent is not in the group."""
         if self._even and type(agent) is int:
             if not self._low <= agent <= self._high:
                 return -1

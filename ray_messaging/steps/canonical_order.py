@@ -57,7 +57,7 @@ def _sorted_rows(keys: Sequence[NDArray[Any]], wanted: Sequence[int] = ()) -> tu
     taken: dict[int, NDArray[Any]] = {}
     for parts in numbers:
         found = _sorted_by(parts, rows, order)
-        if len(numbers) == 1:  # to read a key from the sorted numbers takes a fifth of the time of `key[order]`
+        if len(numbers) == 1:  # reading a key from the sorted numbers takes a fifth of the time of `key[order]`
             taken = {
                 part.key: _key_of(found, parts, at)
                 for at, part in enumerate(parts)
@@ -77,7 +77,8 @@ def _sorted_by(parts: Sequence[_Part], rows: int, order: Order | None) -> Keys:
     A row's position is its index in `order`. If `order` is None, it is the row's own index.
     """
     # Sorting packed numbers is up to six times as fast as an argsort of the keys. The numbers are computed in blocks
-    # that stay in the processor's cache, because large arrays need new memory pages, which cost as much as arithmetic.
+    # that stay in the processor's cache, because large arrays need new memory pages, which cost as much time as the
+    # arithmetic.
     width, found = rows.bit_length(), np.empty(rows, np.int64)
     for start in range(0, rows, _BLOCK):
         block = found[start : start + _BLOCK]
@@ -109,7 +110,7 @@ def _key_of(numbers: Keys, parts: Sequence[_Part], at: int) -> NDArray[Any]:
 
 
 def id_ranks(columns: Sequence[IdColumn]) -> NDArray[np.integer[Any]]:
-    """Return a number for each id. A later id has a higher number.
+    """Return numbers that have the same order as the ids. Equal ids get equal numbers.
 
     The order of ids is: None, then ints, then strs by their UTF-8 bytes.
     """
@@ -141,7 +142,7 @@ def _kinds(column: IdColumn) -> NDArray[np.uint8]:
 
 
 def _packed(keys: Sequence[NDArray[Any]]) -> list[list[_Part]]:
-    """Return how keys are packed into as few non-negative numbers per row as possible, as a list of parts per number.
+    """Plan how to pack all keys of a row into few non-negative numbers; return the parts of each number.
 
     Each number has room for the row's index, too. The first key is the most significant one, and it is in the last
     number. A key that has the same value in all rows is left out.
@@ -176,7 +177,7 @@ def joined_in_order(batches: Sequence[Batch]) -> tuple[Batch, Order]:
     steps = _by_row([batch.step for batch in batches], rows)
     ordinals = joined_arrays([each.ordinal for each in extensions if each.ordinal is not None])
     keys = [id_ranks([to_ids]), id_ranks([from_ids]), ordinals]
-    if isinstance(steps, np.ndarray):  # one value in place of an array says that all messages are of one step
+    if isinstance(steps, np.ndarray):  # if all messages are of one step, `steps` is a single value
         keys.insert(1, steps)
     last = len(keys) - 1
     order, (to_ranks, from_ranks, taken) = _sorted_rows(keys, wanted=(0, last - 1, last))

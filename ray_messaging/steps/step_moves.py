@@ -21,7 +21,7 @@ from ray_messaging.transports.transport_values import FrameWrite
 if TYPE_CHECKING:
     from ray_messaging.transports.steps import RedisSteps
 
-_ROWS = 30_000  # the most agents in a frame, which then has about 1 MB
+_ROWS = 30_000  # a frame has at most this many agents; it then has about 1 MB
 
 
 class NewPositions(NamedTuple):
@@ -96,8 +96,8 @@ def read_moves(frames: Iterable[bytes]) -> Mapping[str, NewPositions]:
 def _merged(name: str, parts: list[NewPositions]) -> NewPositions:
     if len({part.points.shape[1] for part in parts}) > 1:
         raise InvalidColumns(
-            f"the positions of audience {name!r} have two dimensions in one call, but three in another: give all "
-            "positions the same number of dimensions"
+            f"the new positions in audience {name!r} have different numbers of dimensions in one step, "
+            f"{sorted({part.points.shape[1] for part in parts})}: give them as many dimensions as the audience has"
         )
     ids, points = np.concatenate([part.ids for part in parts]), np.concatenate([part.points for part in parts])
     if bool((ids[1:] > ids[:-1]).all()):

@@ -96,7 +96,7 @@ WIDE = 30_000
 # A broken connection looks the same as a connection without messages. After this much silence a PING is sent. If it
 # gets no answer in time, the connection is closed.
 _SILENCE_S, _PONG_S = 5.0, 10.0
-_NAMED = 8  # the most channels that an error names
+_NAMED = 8  # an error names at most this many channels
 
 
 class RedisIngress:
@@ -270,7 +270,7 @@ class RedisIngress:
             await asyncio.sleep(pause_s)
 
     def _denied(self, error: Exception) -> ServerRefused:
-        """Build the error for a subscription that our user may not make.
+        """Build the error for a subscription for which our Redis user lacks a right.
 
         The server does not say which channel it refuses.
         """
@@ -361,7 +361,7 @@ class RedisIngress:
     def _first_of(self, channel: bytes, pattern: bytes) -> bool:
         if len(self._globs) == 1:
             return True
-        if len(self._first) > 100_000:  # Foreign clients choose the names of channels, so there may be very many.
+        if len(self._first) > 100_000:  # foreign clients choose the names of channels, so there may be very many
             self._first.clear()
         return self._first.setdefault(channel, pattern) == pattern
 

@@ -91,7 +91,7 @@ class RedisLog:
     async def register(self, limits: Limits) -> int:
         """Register the event log, and return the writer's epoch. From now on no entry is deleted before the log has it.
 
-        The server then refuses calls of earlier writers, and counts what the log has read from 0 again.
+        The server then refuses calls of earlier writers. The totals of what the new writer has read begin at 0.
 
         Args: `limits` are for the log stream, which accepts a note of any size while it is empty. Messages that the log
         does not have yet count towards the limits of their own mailbox.
@@ -135,7 +135,10 @@ class RedisLog:
         return {stream: end.decode() for stream, end in zip(streams, ends, strict=True)}
 
     async def read(self, cursors: Mapping[str, str], count: int, block_s: float) -> list[LogItem]:
-        """Return up to `count` entries of each stream after its cursor; wait up to `block_s` seconds for the first."""
+        """Return up to `count` entries of each stream after its cursor; wait up to `block_s` seconds for the first.
+
+        If there are very many streams, return entries of only some of them.
+        """
         if not cursors:
             return []
         room = self._room
@@ -149,9 +152,9 @@ class RedisLog:
         return max(1, min(_ENTRIES, _BYTES // max(1, self._largest)))
 
     async def _read_in_turn(self, cursors: Mapping[str, str], room: int, count: int) -> list[LogItem]:
-        """Return entries of at most `room` streams: of the streams that had entries in the last read, and of the next.
+        """Return entries of at most `room` streams: those that had entries in the last read, and the next ones in turn.
 
-        If these streams have no entries, the next streams are read, until all were read. If there are very many
+        If these streams have no entries, the streams after them are read, until all were read. If there are very many
         streams, usually only few of them get entries. If each read took one entry of every stream, the log would fall
         behind on the busy streams. So the busy streams are read every time, with more entries of each.
         """
@@ -230,7 +233,7 @@ class RedisLog:
         return found
 
     async def forget_agents(self, digests: Sequence[bytes]) -> None:
-        """Delete sets of agents that the event log has stored in its own folder."""
+        """Delete from the server sets of agents that the event log has stored in its own folder."""
         if digests:
             await self.link.command("HDEL", self.keys.hearers, *digests)
 

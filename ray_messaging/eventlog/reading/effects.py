@@ -120,7 +120,7 @@ class _Reach:
             places = pc.index_in(rows[f"from_{form}"], agents).fill_null(-1).to_numpy()
             known = np.flatnonzero(places >= 0)
             moved[known] |= self._since[form][places[known]] <= steps[known]
-        # Messages with higher ordinals were added by rules, or were sent outside of steps.
+        # Ordinals from FIRST_ADDED on belong to messages that rules added, or that were sent outside of steps.
         moved &= rows["ordinal"].to_numpy() < FIRST_ADDED
         return rows.filter(pa.array(moved))
 

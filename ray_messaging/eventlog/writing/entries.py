@@ -49,7 +49,7 @@ def decode_entry(item: LogItem, hearers_of: HearersOf = lambda _: None) -> Decod
     """Decode an entry that contains a frame.
 
     A frame that a step has sent gives no rows, because the log reads them from the step's boxes (see `step_rows`). A
-    frame of a mailbox gives the rows that were delivered. If the entry has a note, it gives the rows of the note.
+    frame of a mailbox gives the rows that were delivered. An entry with a note gives the rows that the note describes.
 
     Args: `hearers_of` is a function that returns the hearers of a batch's rows. It returns None if the rows are not
     broadcasts, or if the hearers are not known.
@@ -109,8 +109,8 @@ def _fates(note: LogNote, takers: list[int] | None, rows: int) -> int | NDArray[
         return note.fate
     if takers is None or len(takers) != rows:
         raise FrameError(
-            f"the server's note for the event log tells for {len(takers or ())} messages how many clients received "
-            f"them, but its frame has {rows} messages: please report this"
+            f"the server has counted the receiving clients of {len(takers or ())} messages for the event log, but the "
+            f"frame has {rows} messages: please report this"
         )
     return np.where(np.asarray(takers, np.int64) > 0, PUBLISHED, UNDELIVERABLE).astype(np.uint8)
 
@@ -127,7 +127,8 @@ def pieces(part: LoggedPart, begin: int, limit: int) -> Iterator[tuple[LoggedPar
     """Yield the rows for the log from row `begin` on, in pieces with at most `limit` bytes of payloads.
 
     Each piece comes with the number of the row after the last row of the piece. A row with more than `limit` bytes is a
-    piece of its own. A whole frame is not cut if no rows share a payload and none was rewritten.
+    piece of its own. A whole frame is one piece, however large it is, if no rows share a payload and none was
+    rewritten.
     """
     rows, lines = len(part.batch), part.batch.lines
     assert lines is not None
@@ -171,7 +172,7 @@ def _of_rows(part: LoggedPart, rows: NDArray[np.intp]) -> LoggedPart:
 def _note_of_rows(note: LogNote, rows: NDArray[np.intp], count: int) -> LogNote:
     """Return what a note says about some rows of a batch, as a note that numbers these rows from 0.
 
-    A note is the log's record of the blocked, rewritten and undeliverable rows of a batch.
+    A note is the log's record of the blocked, rewritten, undeliverable or published rows of a batch.
 
     Args: `count` is the number of rows of the whole batch.
     """

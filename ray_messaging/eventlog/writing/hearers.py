@@ -31,7 +31,7 @@ from ray_messaging.steps.box_frames import unamended_broadcasts
 from ray_messaging.transports.transport import RedisTransport
 from ray_messaging.wire.frames import decode, is_folded
 
-_KEPT = 256  # how many Edges are cached; each has the hearers that one version of an audience has in one mailbox
+_KEPT = 256  # at most this many Edges are cached; each has the hearers of an audience's version in one mailbox
 _Key = tuple[AudiencePairs, bytes]
 Retry = Callable[[Callable[[], Awaitable[Any]]], Awaitable[Any]]
 
@@ -39,10 +39,11 @@ Retry = Callable[[Callable[[], Awaitable[Any]]], Awaitable[Any]]
 class Hearers(NamedTuple):
     """The agents of one mailbox that hear each row of some broadcasts.
 
-    `agents` is the digest of the set of all agents of the mailbox. `pairs` has the number of hearers of each row. An
-    audience lists the agents of the mailbox that hear a sender. If the whole list hears a row, the row is not in
-    `kept`. If rules have kept the row from some agents of the list, `kept[row]` has the indices in the list of the
-    agents that still hear the row, encoded by `encode_kept`.
+    `agents` is the digest of the set of all agents of the mailbox. `pairs` has the number of hearers of each row.
+
+    For each sender, the audience has a list of the mailbox's agents that hear this sender. If the whole list hears a
+    row, `kept` does not have the row. If a rule has excluded some agents of the list, `kept[row]` has the other agents
+    as indices into the list, encoded by `encode_kept`.
     """
 
     agents: str
@@ -91,9 +92,9 @@ def _key_of(broadcasts: Batch) -> _Key:
 
 
 def hearer_columns(found: Sequence[Hearers | None], counts: Sequence[int]) -> dict[str, pa.Array]:
-    """Return the log's columns that say whom a broadcast has reached, by name, for the rows of several batches.
+    """Return, by name, the log's columns that say which agents each row of several batches has reached.
 
-    Args: `found` has the hearers of each batch (None: no hearers are known), and `counts` its number of rows.
+    Args: `found` has the hearers of each batch (None: no hearers are known). `counts` has each batch's number of rows.
     """
     if not any(found):
         return {name: nulls(sum(counts), SCHEMA.field(name).type) for name in OF_BROADCASTS}
@@ -114,7 +115,7 @@ def hearer_columns(found: Sequence[Hearers | None], counts: Sequence[int]) -> di
 
 
 class BroadcastHearers:
-    """Search for the hearers of broadcasts, for the log's writer. It stores sets of agents in the log's folder.
+    """The search for the hearers of broadcasts, for the log's writer. It stores sets of agents in the log's folder.
 
     If a file cannot be read or written, the call is repeated. If an audience or a set of agents is missing or damaged,
     its broadcasts are logged without hearers, and `lacking` reports them.
@@ -132,7 +133,7 @@ class BroadcastHearers:
         self._lacking: dict[str, None] = {}  # sentences that say which broadcasts lack hearers, in order
 
     def lacking(self) -> list[str]:
-        """Return which broadcasts were logged without hearers since this was last called, and why."""
+        """Return which broadcasts were logged without hearers since the last call of this method, and why."""
         found, self._lacking = [*self._lacking], {}
         return found
 
@@ -167,12 +168,12 @@ class BroadcastHearers:
 
     async def _edges_of(self, batch: Batch, audience: AudiencePairs, digest: bytes) -> Edges:
         edges = await self._audiences.toward(audience, await self._agents_of(digest), digest)
-        # The first call reads all pairs, so it runs in a thread.
+        # The first call of `counts` reads all pairs, so it runs in a thread.
         await asyncio.to_thread(edges.counts, batch.from_ids)
         return edges
 
     async def tidy(self) -> None:
-        """Move all sets of agents that senders have stored on the server to the log's folder.
+        """Move all sets of agents from the server into the log's folder. Senders have stored these sets on the server.
 
         Raises: OSError or ConnectionFailed if that fails. The call may then be repeated.
         """
@@ -186,8 +187,8 @@ class BroadcastHearers:
     async def _agents_of(self, digest: bytes) -> AgentSet:
         """Return the set of agents with a digest, and store it in the folder.
 
-        Raises: UnknownName if neither the folder nor the server has the set; FrameError if the server's copy of the set
-        cannot be decoded.
+        Raises: UnknownName if neither the folder nor the server has the set, and no mailbox has had these agents;
+        FrameError if the server's copy of the set cannot be decoded.
         """
         found = await asyncio.to_thread(self._stored, digest)
         if found is None:
@@ -251,7 +252,9 @@ class FrameHearers:
         return None
 
     def unamended(self, batch: Batch, amendments: Sequence[Batch]) -> Batch | None:
-        """Return the broadcasts of a batch without the hearers for whom a rule for whole steps blocked or changed them.
+        """Return the broadcasts of a batch, without some of their hearers.
+
+        A hearer is left out if a rule for whole steps blocked or changed the broadcast for this hearer.
 
         Return None if no hearer is left.
 

@@ -87,7 +87,7 @@ class SegmentStore:
         return self._folder.segments()
 
     async def resume(self, taken: dict[str, tuple[int, int]]) -> None:
-        """Tell the server what is already in files, because an earlier writer may have died before it did so.
+        """Tell the server what is already in files, because an earlier writer may have died before it told the server.
 
         Args: `taken` has, for each stream, how many of its messages and bytes are in files.
 
@@ -98,7 +98,8 @@ class SegmentStore:
     async def store(self, content: SegmentContent) -> Segment:
         """Write a segment, one Parquet file of the log, and retry until it is on the disk. Return its description.
 
-        Raises: Fenced if there is a newer writer; LogError if the write fails after `stop_retrying`.
+        Raises: Fenced if there is a newer writer; LogError if the write fails after `stop_retrying`, or if a newer run
+        owns the folder.
         """
         begun = time.perf_counter()
         segment = await self.retry(lambda: self._write(content))
@@ -129,7 +130,7 @@ class SegmentStore:
         Args: `marks` has the position in each stream, and `finished` names the streams that ended and are in files to
         their end.
 
-        Raises: Fenced if there is a newer writer.
+        Raises: Fenced if there is a newer writer; LogError if the report fails after `stop_retrying`.
         """
         await self.retry(lambda: self._mark_written(marks, finished))
         self._crash("written")

@@ -84,7 +84,7 @@ body, .q-page { background: var(--page) !important; color: var(--ink) }
     f".fate-{fate} {{ color: {'var(--faint)' if fate in STORED else facts_of(fate).colour} }}\n" for fate in FATES
 )
 _LOOK_S = 1.0
-_TEXT = 400  # the most characters of a payload that are shown
+_TEXT = 400  # at most this many characters of a payload are shown
 
 _COLUMNS = (
     ("at", "sent (UTC)"),
@@ -234,9 +234,11 @@ def field(label: str, value: str, mark: str, wide: str, enter: Callable[[], Awai
 
 
 class Problem:
-    """A line that shows errors, each until the failed action succeeds, and a sign while an answer takes long.
+    """A line with the errors of failed actions, and a spinner that appears while an answer takes long.
 
-    Args: with `quiet`, there is no sign.
+    Each error is shown until its action succeeds.
+
+    Args: with `quiet`, there is no spinner.
     """
 
     def __init__(self, *, quiet: bool = False) -> None:

@@ -15,7 +15,7 @@ from ray_messaging.inspector.page_values import CallFacts, CallSums, Series, Slo
 from ray_messaging.inspector.sources.traffic import BINS
 from ray_messaging.model.calls import STORE
 
-_AGENTS, _SLOWEST, _NAMED = 12, 8, 5  # the most agents, slow steps, and recipients of a slow agent that are shown
+_AGENTS, _SLOWEST, _NAMED = 12, 8, 5  # how many agents, slow steps, and recipients of a slow agent are shown at most
 _COST, _TOKENS, _SECONDS = "cost", "tokens", "seconds"
 
 _Row = Mapping[str, Any]

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-_GATHER_S = 0.002  # verdicts that arrive within this time of each other go into one answer
+_GATHER_S = 0.002  # verdicts that arrive within this time after the first one go into the same answer
 _PASSED = BatchVerdict()
 _SLICE = 64  # after this many messages are started or resumed, other tasks get a turn
 _GRACE_S = 1.0  # how many seconds cancelled calls have to clean up
@@ -43,7 +43,8 @@ class Judging:
     `rules` are the rules that the messages may still need, and `passed` has the names of the rules before these. The
     generator `sections` yields a slow rule with the messages that the rule must judge. The rule's verdicts are then
     sent into the generator, which adds them to `verdict`. `asked` is what `sections` has yielded last (None: `sections`
-    has ended). `done` gets the answer to a batch of a step. It is cancelled if the group begins a later attempt.
+    has ended). `done` is set when all rules have judged. For a batch of a step, its result is the answer to the sender.
+    `done` is cancelled if the judging is, for example because the group begins a later attempt.
     """
 
     key: str

@@ -68,7 +68,7 @@ _SHORTEST_STALL_S = 1.0
 _AS_CLUSTER = (
     "give redis+cluster://host:port,host:port (RedisConfig(cluster=[...])), which finds the node with the keys"
 )
-# Texts in the reply of a script whose user lacks a right.
+# Texts in the error reply to a script if the user of the connection lacks a right.
 _NO_RIGHT = ("The user executing the script", "ACL failure in script", "No permissions to access a")
 _FATAL = (AuthenticationError, AuthorizationError, NoPermissionError)
 _PASSING = (
@@ -86,13 +86,13 @@ _PASSING = (
     TryAgainError,
 )
 
-_ANSWERS = (ResponseError, BusyLoadingError)  # errors that the server replied, so that the call had no effect
+_ANSWERS = (ResponseError, BusyLoadingError)  # error replies of the server: the call had no effect
 # The server's disk is full, or the server has fewer replicas than its settings demand.
 _FULL = ("MISCONF", "NOREPLICAS")
 
 
-# For errors after which repeating the call may help: what to do until then, by signs in the error's type and text. The
-# type is needed because redis-py cuts codes such as LOADING off the text.
+# What the user can do about errors after which repeating the call may help. The keys are signs in the error's type and
+# text. The type is needed because redis-py cuts codes such as LOADING off the text.
 _WAITS = {
     ("BusyLoading",): "wait until the server has loaded its data",
     ("ReadOnly",): "it is a replica: give the address of the primary",
@@ -144,8 +144,8 @@ class RedisLink:
         self._home = home
         self._clustered = bool(config.cluster)
         self.patience_s = patience_s
-        # How many seconds to wait for a reply, and after how many seconds without any byte sent or received to give a
-        # connection up.
+        # How many seconds to wait for a reply, and after how many seconds to give up a connection over which no byte is
+        # sent or received.
         self._reply_s, self._stall_s = min(config.timeout, patience_s), max(_SHORTEST_STALL_S, patience_s / 3)
         self._closed = False
         self._wire: Wire | None = None
@@ -161,8 +161,8 @@ class RedisLink:
         # A function that is called with the primary's address when another server has become the primary.
         self.moved: Callable[[tuple[str, int]], None] | None = None
         self._found = self._connector.address
-        # A function that is called while the server cannot be reached. If the experiment has ended, it returns the
-        # error.
+        # A function that is called when a call to the server has failed. If the experiment has ended, the function
+        # returns the error to raise.
         self.ended: Callable[[], Awaitable[Closed | None]] | None = None
         self.observer: Observer | None = None
         self.who = ""  # the name of the caller, for error texts
@@ -217,9 +217,9 @@ class RedisLink:
             raise unsuitable
 
     async def _primaries(self, wire: Wire, info: Info) -> int:
-        """Return the number of primaries in the cluster of a server that was not given as a cluster.
+        """Return how many primaries the server's cluster has, to find a cluster that the config does not name.
 
-        Return 1 if the server is in no cluster, if it does not tell the number, and if the config names a cluster.
+        Return 1 if the config names a cluster, if the server is in no cluster, or if it does not tell the number.
 
         Raises: redis-py's error if the config names a cluster, and the cluster serves no keys.
         """
@@ -357,7 +357,7 @@ class RedisLink:
     def translated(self, error: BaseException, *, last: bool = False) -> Exception:
         """Turn an error of redis-py into one of ray_messaging, such as ServerRefused or ConnectionFailed.
 
-        Args: `last` says that the call will not be repeated.
+        Args: `last` is whether the call will not be repeated.
         """
         facts = self._facts()
         if isinstance(error, NoPrimaryError):
@@ -390,7 +390,7 @@ class RedisLink:
     def _gave_up(self, error: BaseException, *, taken: bool) -> Exception:
         """Build the error of a call that will not be repeated.
 
-        Args: `taken` says that an earlier attempt, which got no answer, may have had its effect.
+        Args: `taken` is whether an earlier attempt, which got no answer, may have had its effect.
         """
         if taken and isinstance(error, OutOfMemoryError):
             return ConnectionFailed(
@@ -401,9 +401,9 @@ class RedisLink:
         return self.translated(error, last=True)
 
     def _from(self, *, last: bool) -> str:
-        """Return the part of an error text that names this machine, the group, and how long a step tried the server.
+        """Return a part of an error text: the group, this machine, and how long a step tried to reach the server.
 
-        Args: `last` says that the call will not be repeated.
+        Args: `last` is whether the call will not be repeated.
         """
         if not self.who:
             return ""
@@ -563,7 +563,7 @@ class RedisLink:
         # replicas.
         began, calls = {False: asyncio.get_running_loop().time()}, self._calls
         backoff: Backoff | None = None  # the pauses between attempts; made late, because most commands succeed at once
-        forgotten = False  # whether the last attempt failed because the server did not have the script
+        forgotten = False  # whether the current attempt repeats, without a pause, one that lacked the script
         taken = False  # whether an attempt without an answer may have had its effect
         while True:
             try:
@@ -574,7 +574,7 @@ class RedisLink:
                 if isinstance(error, NoScriptError):
                     self._known.clear()  # the next attempt sends the script's text again
                     forgotten = not forgotten
-                    if forgotten:  # the script was missing for the first time, so repeat the call without waiting
+                    if forgotten:  # repeat the call without a pause, but only once in a row
                         continue
                 forgotten = False
                 if not isinstance(error, _ANSWERS):
@@ -596,9 +596,9 @@ class RedisLink:
     def _patience_s_for(self, *, full: bool) -> float:
         """Return for how many seconds a failed call is repeated.
 
-        If the experiment has steps, calls to a server that cannot be reached are repeated for longer than other calls.
+        While the messager runs steps, calls to a server that cannot be reached are repeated for longer.
 
-        Args: `full` says that the server can be reached, but stores nothing: it is full, or has too few replicas.
+        Args: `full` is whether the server can be reached, but stores nothing: it is full, or has too few replicas.
         """
         return self.patience_s if self.outage is None or full else self.outage.timeout_s
 
