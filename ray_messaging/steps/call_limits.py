@@ -145,10 +145,10 @@ class CallLimits:
         )
 
     def _left(self) -> float:
-        """Return what is left of the budget for calls through `me.remember`; above 0: another call may be made.
+        """Return what is left of the budget for calls through `me.remember`. If the result is above 0, a call is left.
 
-        This is a number of calls, or, if the budget is money, an amount in millionths of a millionth of the currency.
-        It is infinite if there is no budget.
+        The result is a number of calls, or, if the budget is money, an amount in millionths of a millionth of the
+        currency. Without a budget the result is infinite.
         """
         budget = self._settings.budget
         if self._money is not None:
