@@ -51,7 +51,9 @@ class Messager(names.ChannelNames):
     audience. Use the messager as an async context manager, or call `init` and `close`.
     """
 
-    _user_is_explicit = False  # False: as in AgentSociety's code, None may mean that the caller left from_id out
+    # Whether from_id=None always means the user. False: it may also mean that the caller left from_id out, as code for
+    # AgentSociety does.
+    _user_is_explicit = False
 
     def __init__(
         self,
@@ -493,8 +495,8 @@ class Messager(names.ChannelNames):
 
         Raises: ConfigError if this messager has no name; NotListening if it does not listen; TransactionError if
         another transaction is open. The end of the block may also raise the errors of `send_message`, such as
-        InvalidPayload and MailboxFull. Nothing was then committed. Only after OutcomeUnknown this is not known, and the
-        next transaction finds out whether this one was committed.
+        InvalidPayload and MailboxFull. After such an error nothing was committed. Only OutcomeUnknown leaves this open:
+        the next transaction finds out whether this one was committed.
         """
         return Transaction(self.engine)
 

@@ -12,7 +12,7 @@ from ray_messaging.cli.session import output, print_json
 from ray_messaging.cli.show import counted, plain_table, print_table
 from ray_messaging.common.texts import printable
 
-_ERRORS = 5  # the most errors that are shown
+_ERRORS = 5  # at most this many errors are shown
 
 app = typer.Typer(help="Show a study of batch_run.", no_args_is_help=True, rich_markup_mode=None)
 

@@ -38,16 +38,17 @@ if TYPE_CHECKING:
 
 
 class Fork:
-    """Repeater of the parent's run. The process that started the fork calls this object between the fork's steps.
+    """Checks and repeated messages of a fork, a run that goes on from a checkpoint of another run, its parent.
 
-    The object checks that in the steps before `at_step` the fork's groups send the same messages as the parent's
-    groups. It also sends again the messages that came to the parent's agents from outside of the steps, such as the
-    user's messages and questions. The answers to these questions are ignored.
+    The process that started the fork calls this object between the fork's steps. The object checks that in the steps
+    before `at_step` the fork's groups send the same messages as the parent's groups. It also sends again the messages
+    that came to the parent's agents from outside of the steps, such as the user's messages and questions. The answers
+    to these questions are ignored.
 
     Args: `step` is the step after which the fork's checkpoint was made. `outside` are the messages from outside.
     `states` are values to set in agents' states before step `at_step`. `checkpoints` are the steps after which the
-    parent has checkpoints. `resumed` says that an earlier process of the fork may already have sent some messages from
-    outside.
+    parent has checkpoints. If `resumed` is True, an earlier process of the fork may already have sent some messages
+    from outside.
     """
 
     def __init__(
@@ -76,8 +77,8 @@ class Fork:
     def stops(self, first: int, until: int) -> Iterator[tuple[int, "Callable[[Messaging], None]"]]:
         """Yield each step before which the fork must check or send messages, and the function to call before the step.
 
-        The steps are in ascending order, from `first` on. The run ends before step `until`. Only the check can be
-        yielded with step `until` itself, because it is about the steps before.
+        The steps are in ascending order, from `first` on. The run ends before step `until`. Only the check
+        can be yielded with step `until` itself, because it checks the steps before.
         """
         for step in sorted({self._at_step, *self._outside}):
             if first <= step <= until and step == self._at_step > self._checkpoint + 1:
@@ -86,7 +87,7 @@ class Fork:
                 yield step, partial(self._send, step)
 
     def _check(self, messaging: "Messaging") -> None:
-        """Raise NotRepeatable unless the fork's groups have sent the parent's messages before step `at_step`."""
+        """Raise NotRepeatable if the fork's groups sent other messages before step `at_step` than the parent's did."""
         log, again = messaging.log, range(self._checkpoint + 1, self._at_step)
         if all(log.digest(step) == self._parent.digest(step) for step in again):
             return
@@ -149,12 +150,13 @@ class Fork:
         if name == EVERYBODY.name or version == row.audience_version or (step >= self._at_step and version):
             return
         later = [each + 1 for each in self._checkpoints if each >= step]
-        here = f"version {version}" if version else "none"
+        here = f"has version {version}" if version else "does not exist"
         raise NotRepeatable(
-            f"the broadcast from outside {row.text} cannot be sent again before step {step}: in the parent, audience "
-            f"{name!r} then had version {row.audience_version}, which a call from outside had made after the fork's "
-            f"checkpoint, but in the fork it has {here}. Make that version by messaging.create_audience, as was done "
-            "in the parent, and call run again" + (f", or fork at step {min(later)} or later" if later else ""),
+            f"a broadcast that came from outside of the steps, {row.text}, cannot be sent again before step {step}: in "
+            f"the parent, audience {name!r} then had version {row.audience_version}, which a call from outside had "
+            f"made after the fork's checkpoint. In the fork, the audience {here}. Make version {row.audience_version} "
+            "by messaging.create_audience, as was done in the parent, and call run again"
+            + (f", or fork at step {min(later)} or later" if later else ""),
             step=step,
             agent=row.from_id,
             what="message",
@@ -288,7 +290,10 @@ def _bring(folder: str) -> None:
 
 
 def _place(folder: str, files: "Sequence[tuple[str, Any]]") -> bool:
-    """Write files into a new folder, which appears as a whole; return False if the folder exists with other files."""
+    """Write files into a new folder, which appears as a whole.
+
+    If the folder exists already, write nothing, and return whether it has all these files with the same content.
+    """
     path = Path(folder)
     if path.exists():
         return all((path / name).is_file() and (path / name).read_bytes() == get(data) for name, data in files)
@@ -308,7 +313,7 @@ def _checkpoint_of(fork: "RunRecord", where: str, parent: str, at_step: int | No
     if at_step is not None and at_step <= fork.parent.step:
         raise ConfigError(
             f"{where} has a fork that began after step {fork.parent.step}: fork at step {fork.parent.step + 1} or "
-            "later to go on with it, or pass another log_dir"
+            "later to go on with this fork, or pass another log_dir to begin a new one"
         )
     return fork.parent.step
 

@@ -12,7 +12,7 @@ from ray_messaging.errors import InvalidAddress
 from ray_messaging.model.columns import INT, STR, IdColumn
 
 _SHOWN = 5  # how many agents a repr names
-_PIECE = 65_536  # the most ids that are turned into Python objects at a time
+_PIECE = 65_536  # an iteration turns this many ids at a time into Python objects
 
 
 def column_of(agents: Iterable[AgentId] | IdColumn, *, once: bool = False) -> IdColumn:
@@ -77,7 +77,7 @@ def _column(agents: Iterable[AgentId]) -> IdColumn:
 
 
 def ascending(values: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return values sorted and without repetitions; a sorted input is returned unchanged."""
+    """Return values sorted and without repetitions; an input that is both already is returned unchanged."""
     if not bool((values[1:] > values[:-1]).all()):
         # A stable sort is fast here, because it merges stretches of values that are sorted already.
         values = np.sort(values, kind="stable")

@@ -27,12 +27,12 @@ IsDead = Callable[[str], Awaitable[bool]]
 # The server keeps the state of a sender without a name for this many seconds. This is longer than any retry.
 KEEP_S = 86_400.0
 # If a process stood still for longer than 0.25 s, another process may own its mailbox now. So a messager checks every
-# 0.1 s whether its process stood still. After that, a fetch asks the server before it returns messages.
+# 0.1 s whether its process stood still. If it did, the next fetch first asks the server who owns the mailbox.
 _STILL_S = 0.25
 _CHECK_S = 0.1
-_ANSWER_S = 1.0  # the time within which a running server answers
-_WATCHED = 64  # the most leases of other messagers that one messager watches
-_LEAST_S = 0.01  # the least time between two checks of a lease
+_ANSWER_S = 1.0  # a running server answers within this many seconds
+_WATCHED = 64  # a messager watches at most this many leases of other messagers
+_LEAST_S = 0.01  # two checks of a lease are at least this many seconds apart
 
 
 class _WatchedLease:
@@ -58,7 +58,7 @@ class _WatchedLease:
 
 
 class LeaseWatch:
-    """Watch over other messagers' leases. Each messager watches some of them, and removes those that have ended."""
+    """Watcher of other messagers' leases. Each messager watches some of them, and removes those that have ended."""
 
     def __init__(self, transport: "RedisTransport", name: str) -> None:
         self._transport = transport

@@ -20,8 +20,8 @@ from ray_messaging.messager import Messager
 from ray_messaging.replay.replay_plan import Reference, WorkerShare, digests
 
 CHUNK_ROWS = 16_384  # the number of messages in a call; it is small, so that progress is visible
-TICK_S = 0.2  # the timeout of a fetch in seconds; the last fetch shows whether unexpected messages come
-PATIENCE_S = 20.0  # after so many seconds without a message, a receiver no longer waits for missing messages
+TICK_S = 0.2  # the timeout of a fetch in seconds; after the expected messages, one fetch looks for unexpected ones
+PATIENCE_S = 20.0  # if no message comes for this many seconds, a receiver no longer waits for missing messages
 
 
 class Note(msgspec.Struct, gc=False):
@@ -226,8 +226,8 @@ class Worker:
     async def receive(self) -> ReceivedTally:
         """Receive and check messages.
 
-        This ends only after `expect` has set the number of messages: when all of them have come and a fetch is empty,
-        or when no message has come for `PATIENCE_S` seconds.
+        The receiver stops only after `expect` has set the number of messages. It stops when all of them have come and a
+        fetch is empty, or when no message has come for `PATIENCE_S` seconds.
         """
         checker, last = self._checker, time.monotonic()
         while True:
@@ -245,7 +245,7 @@ class Worker:
 
         Only one message is in flight at any time.
 
-        Args: `first` says that this worker sends the first message.
+        Args: `first` says which worker sends the first message: this one (True) or the other one (False).
         Raises: MessagingError if a message is blocked or does not arrive.
         """
         channel, found = self._messager.get_agent_chat_channel(other), []

@@ -24,7 +24,7 @@ from ray_messaging.config import Calls
 from ray_messaging.errors import BudgetSpent, Closed, MessagingError
 from ray_messaging.model.call_usage import CallUsage, parts_of
 
-_AHEAD_S: Final = 0.25  # one request is granted the calls that may begin within this many seconds, at least one
+_AHEAD_S: Final = 0.25  # a grant has only calls that may begin within this many seconds, but at least one call
 _EARLY_S: Final = 0.05  # a gate requests further calls this many seconds before its last granted call begins
 
 
@@ -60,9 +60,9 @@ class _Used(NamedTuple):
     under_way: int
 
     def expected(self, used: int) -> float:
-        """Return what one more call will probably use: the average of the calls so far.
+        """Return what one more call will probably use: the average over the calls that have used tokens or money.
 
-        `used` is the total of tokens or money.
+        `used` is what these calls have used in all: their tokens or their cost.
         """
         return used / self.paid if self.paid else 0.0
 
@@ -70,7 +70,7 @@ class _Used(NamedTuple):
 class Grant(NamedTuple):
     """The answer to a request of a `CallGate`: in how many seconds each granted call may begin.
 
-    `spent` says that no calls are left in the budget.
+    `spent` is True if no calls are left in the budget.
     """
 
     delays: list[float]
@@ -88,8 +88,8 @@ class CallLimits:
         budget = settings.budget
         self._money = parts_of(Decimal(budget.split()[0])) if isinstance(budget, str) else None
         self._token_s = 0.0 if settings.tokens_per_minute is None else 60 / settings.tokens_per_minute
-        # The time from which the allowed pace of tokens counts. The next call may begin once the pace has allowed all
-        # tokens that the ended calls have used, and that the calls under way will probably use.
+        # From this time on, `tokens_per_minute` tokens are allowed per minute. The next call may begin when as many
+        # tokens are allowed as the ended calls have used and the calls under way will probably use.
         self._tokens_since = 0.0
         self._totals: dict[str, HeldCalls] = {}  # by gate; the totals of gates that no longer exist count on
         self._gates: dict[str, str] = {}  # group -> its newest gate
@@ -121,7 +121,10 @@ class CallLimits:
             return Grant(delays)
 
     def note(self, held: HeldCalls) -> None:
-        """Record the totals of a gate. Totals that are lower than the recorded totals are old, and are ignored."""
+        """Record the totals of a gate, except the number of granted calls, which is only recorded if the gate is new.
+
+        If no more calls have ended or are unused than were recorded already, the totals may be old, and are ignored.
+        """
         known = self._totals.get(held.gate)
         if known is None:
             self._gates[held.group] = held.gate
@@ -140,9 +143,10 @@ class CallLimits:
         )
 
     def _left(self) -> float:
-        """Return how much the budget for calls through `me.remember` has left: calls, or money if the budget is money.
+        """Return what is left of the budget for calls through `me.remember`. If the result is above 0, a call is left.
 
-        The result is above 0 if a call is left.
+        The result is a number of calls, or, if the budget is money, an amount in millionths of a millionth of the
+        currency. Without a budget the result is infinite.
         """
         budget = self._settings.budget
         if self._money is not None:
@@ -198,8 +202,8 @@ class CallGate:
         self._waiting = PrefixQueue[Future[None]]()
         self._due = 0  # the number of calls that were granted but have not begun
         self._asking: asyncio.Task[None] | None = None
-        # This tells the `CallLimits` that the group's earlier gate no longer exists, so that none of its calls count as
-        # under way, even if this gate never makes a request.
+        # `note` tells the `CallLimits` that the group's earlier gate no longer exists. So the calls of the earlier gate
+        # no longer count as under way, even if this gate never makes a request.
         note(self._held)
 
     @property

@@ -30,7 +30,7 @@ from ray_messaging.sending.bulk_input import ColumnChunk, columns_of
 from ray_messaging.steps.agent_places import AgentPlaces
 
 _NOBODY = object()
-_FIXED = int, str, np.generic  # immutable types of ids: the same object is still the same id
+_FIXED = int, str, np.generic  # types of ids that cannot change: the same object always has the same value
 _NO_QUESTION = None, None
 _CELLS = 2  # `_runs` has this many items for each run
 SMALL = 2**30 - 1  # Python compares ints up to this one in a third of the time that larger ints take
@@ -99,7 +99,8 @@ class RowRoutes(NamedTuple):
     def part(self, low: int, high: int) -> "RowRoutes":
         """Return the routes (topic, step and kind) of the messages from `low` to before `high`."""
         topics, topic = self.topics, None if self.topic is None else self.topic[low:high]
-        # A frame contains all topics of its batch, so topics that none of the messages has are left out.
+        # A frame contains all topics of its batch. So if there are more topics than messages, topics that no message
+        # has are left out.
         if topic is not None and len(topics) > len(topic):
             used, places = np.unique(topic, return_inverse=True)
             topics, topic = tuple(topics[place] for place in used.tolist()), topic_column(places, len(used))
@@ -123,7 +124,7 @@ class Replied(NamedTuple):
         return cls(MessageIdColumn.of([question for question, _ in replies]), outside)
 
     def take(self, rows: NDArray[np.intp]) -> "Replied":
-        """Return the questions that the messages in some rows answer."""
+        """Return the questions that the messages in the given rows answer."""
         named = {at: self.outside[row] for at, row in enumerate(rows.tolist()) if row in self.outside}
         return Replied(self.ids.take(rows), named if self.outside else {})
 
@@ -158,8 +159,8 @@ class StepSends:
         self._sent = np.zeros(len(agents), np.int64)
         self._batches: list[Batch] = []
         # The number of each distinct payload. The key is the payload's bytes. For a payload that contains null, the key
-        # is a tuple of these bytes, which `begin_run` cannot find, because it looks up bytes. Otherwise `begin_run`
-        # would accept a payload with NaN, which is encoded as null, too.
+        # is a tuple of these bytes, which `begin_run` cannot find, because it looks up bytes. If `begin_run` found the
+        # payload, it would accept a payload with NaN, too, which is also encoded as null.
         self._lines: dict[bytes | tuple[bytes], int] = {}
         # The recipient of each single message that is not in a batch yet. None: the message is a broadcast, or answers
         # a question of the user outside of the simulation.
@@ -168,17 +169,17 @@ class StepSends:
         # A run is successive messages with the same payload. Two items for each run: the number of its first message,
         # and the number of its payload.
         self._runs: list[int] = []
-        # The payload of the last run, which a next message with the same payload joins. b"" if no message can join it.
+        # The payload of the last run. A next message with this payload joins the run. b"": no message can join a run.
         self.line = b""
         self._routes: dict[Route, int] = {}  # the routes, each with its index
         # Two items for each message whose route may differ from that of the message before it: the message's number,
         # and the index of its route.
         self._routed = array("q")
-        # For the number of each message that is an answer: the id of its question, and the question itself if it came
-        # from outside of the steps.
+        # For each message that is an answer, by the message's number: the id of its question, and the question itself
+        # if it came from outside of the steps, otherwise None.
         self._replies: dict[int, tuple[str, OutsideQuestion | None]] = {}
-        # How often each agent occurs among the first items of `from_places`, and the number of these items.
-        # `_next_ordinal` keeps both, so that the next call need count only the later items.
+        # How often each agent occurs among the first n items of `from_places`, and n. `_next_ordinal` keeps both, so
+        # that its next call need count only the later items.
         self._counted: tuple[Counter[int], int] = Counter(), 0
         # The last message's sender, subtopic and step of delivery, as the caller passed them, and the sender's index in
         # `agents`. If the caller passes the same objects for the next message, they are not checked again.
@@ -217,8 +218,8 @@ class StepSends:
             self.check_open()
             self._take_route(Route(check_subtopic(subtopic), self._deliver(deliver_at)))
             self.subtopic, self.deliver_at = subtopic, deliver_at
-        # For most messages, this does the work of `check_id` and `encode_payload` without calling them, because each
-        # call would add a tenth to the time of a send.
+        # For most messages, the next lines do the work of `check_id` and `encode_payload` without calling these
+        # functions, because each call would add a tenth to the time of a send.
         if type(payload) is dict and type(to_id) is int and INT64_MIN <= to_id <= INT64_MAX:
             try:
                 line = dumps(payload, None, PLAIN)
@@ -460,7 +461,7 @@ class StepSends:
             run = places[order]
             begins = np.flatnonzero(np.concatenate([[True], run[1:] != run[:-1]]))
             ordinals[order] += rows - np.repeat(begins, np.diff(begins, append=len(run)))
-        # If an agent has several rows, the last of them is assigned last. It has the highest ordinal.
+        # If an agent has several rows, only the assignment of its last row remains, which has the highest ordinal.
         self._sent[places] = ordinals + 1
         return ordinals.astype(np.uint32)
 

@@ -69,8 +69,8 @@ class StepSupervisor:
         epoch: int,
         audiences: AudienceCache,
     ) -> None:
-        self.error = ""  # why the supervisor has failed most recently; "" if it has not failed since it closed a step
-        self.failed_at = 0.0  # the monotonic time, in s, of the first failure since the supervisor closed a step
+        self.error = ""  # why the supervisor failed last; "" if it has not failed since it last closed a step
+        self.failed_at = 0.0  # the monotonic time, in s, of the first failure since the supervisor last closed a step
         self._transport = transport
         self._store = store
         self._settings = settings

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 # have more than _BYTES bytes.
 _FRAMES, _BYTES = 64, 16 * 2**20
 _GUESS = 256 * 2**10  # the assumed size of a frame before any frame was read
-_FIRST = 16  # the most frames in the first reply about a box
+_FIRST = 16  # the first reply about a box has at most this many frames
 # The last group to close a step gets the server's answer on one connection, and the news of the step on another one. If
 # the news have not come this many seconds after the answer, the box is read without them.
 _BESIDE_S = 0.1
@@ -40,9 +40,9 @@ Answer = Opened | Waiting | Done
 class BoxReader:
     """Reader of the frames of one box. Frames can be read ahead, while the group waits until the box's step opens.
 
-    Args: `with_news` says that the first news of the steps will most likely say that the box's step is open. Then the
-    box is read in the same round trip as the news. `filled` and `large` say whether the previous step's box had frames,
-    and whether it had many frames.
+    Args: With `with_news` and `filled`, the beginning of the box is read in the same round trip as news of the steps,
+    because the first news will most likely say that the box's step is open. `filled` and `large` say whether the
+    previous step's box had frames, and whether it had many frames.
     """
 
     def __init__(
@@ -138,9 +138,9 @@ class BoxReader:
                 await end(task)
 
     async def wait(self, news: str, block_s: float) -> News:
-        """Wait for news about the steps that come after the stream id `news`; wait `block_s` seconds at most.
+        """Wait up to `block_s` seconds for news of the steps that are later than the stream id `news`; return them.
 
-        Return the latest news. The beginning of the box is read before the news or with them.
+        If there are several, return the latest. The beginning of the box is read before the news or with them.
         """
         self._waited = True
         awaited, self._awaited = self._awaited, None
@@ -187,8 +187,8 @@ class BoxReader:
 
         Raises: FrameError if the server has lost some of the frames.
         """
-        # The task `_awaited` stores the beginning of the box, which comes with the news. The news themselves are not
-        # needed, because the server's answer, by which the step was opened, says the same.
+        # The task `_awaited` gets the news and the beginning of the box, and stores the beginning. The news are not
+        # needed, because the server has already answered that the step is open.
         if (awaited := self._awaited) is not None and (await asyncio.wait((awaited,), timeout=_BESIDE_S))[0]:
             self._awaited = None
             with suppress(MessagingError):  # the next call raises the error, if it persists

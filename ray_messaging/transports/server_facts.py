@@ -115,7 +115,7 @@ class Mailbox:
     owner: str = ""
     acked: int = 0  # how many messages were acknowledged although an earlier message was not
     in_steps: bool = False  # whether the mailbox belongs to a group with steps; a group is idle between runs
-    ended: str = ""  # why the service of the mailbox has ended; "" if it goes on or never began
+    ended: str = ""  # why `serve` has ended for this mailbox; "" if it still runs or never began
     failures: int = 0  # on how many messages a handler of `serve` has failed
 
     @property
@@ -153,7 +153,10 @@ class Kept:
 
 @dataclass(slots=True)
 class ServerFacts:
-    """A server's answers, or the reason `error` why there are none. `skew_s` is how far its clock is ahead of ours."""
+    """Answers of a server. If it has not answered, `error` says why.
+
+    `skew_s` is how many seconds the server's clock is ahead of the clock of this process.
+    """
 
     where: str
     error: str = ""

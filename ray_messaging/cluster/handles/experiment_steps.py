@@ -21,7 +21,7 @@ from ray_messaging.steps.stragglers import Straggler
 from ray_messaging.transports.step_values import SUPERVISOR, Collected, Progress
 
 _NAMED = 3  # the progress names at most this many late groups
-_RECENT_S = 10.0  # the last seconds from which the rate is computed
+_RECENT_S = 10.0  # the rate is computed from the steps of the last 10 s
 
 
 class RunProgress:
@@ -227,7 +227,10 @@ class ExperimentSteps:
                     self._connection.ask(self._interceptor.wait_steps.remote(now.news, min(left, STEP_NEWS_TIMEOUT_S)))
 
     def _patient_progress(self, deadline: float | None) -> Progress:
-        """Return the progress. If the interceptor cannot reach the server, try again, at most for `cut_timeout_s`."""
+        """Return the progress. If the interceptor cannot reach the server, try again, at most for `cut_timeout_s`.
+
+        Do not try after `deadline`, a value of `time.monotonic` (None: no deadline).
+        """
         cut_timeout_s = self._connection.experiment.settings.cut_timeout_s
         until = time.monotonic() + cut_timeout_s
         while True:
@@ -258,7 +261,7 @@ class ExperimentSteps:
     def advance(self, n: int = 1) -> int:
         """Let n more steps run, and then pause again; return the last of these steps.
 
-        If this is called again before these steps have run, the numbers of both calls are added.
+        If `advance` is called again before these steps have run, n is counted from the last of these steps.
         """
         n = step_count("advance", n, 1)
         target = self.progress().target
@@ -299,7 +302,7 @@ class ExperimentSteps:
         """
         found = Counter[str]()
         for counts in self._sealed(step).values():
-            found.update(counts.fates)  # unlike `+`, this keeps the negative counts, which rules for whole steps have
+            found.update(counts.fates)  # `+` would drop negative counts, which the changes by rules may have
         return +found
 
     def _sealed(self, step: int) -> dict[str, StepCounts]:

@@ -68,7 +68,7 @@ class Collector:
     def of_group(self, crowd: "Crowd") -> bytes:
         """Return the encoded values that `collect=` gives for a group, or b"" if there are none.
 
-        Raises: UnfitValue unless a function returns a dict of arrays, or for an array without a value for each agent.
+        Raises: UnfitValue if a function does not return a dict, or if an array does not have one value for each agent.
         """
         if not len(crowd.ids):
             return b""

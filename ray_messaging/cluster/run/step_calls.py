@@ -48,11 +48,12 @@ if TYPE_CHECKING:
     from ray_messaging.messages import Messages
     from ray_messaging.steps.call_store import CallStore
 
-CALLS_END_S: Final = 30.0  # if a step fails, calls through `me.remember` have this time to end, because they cost money
-_END_S: Final = 1.0  # a cancelled model has this time to end; a blocked thread does not notice the cancellation
+# If a step fails, calls through `me.remember` have this many seconds to end, because they cost money.
+CALLS_END_S: Final = 30.0
+_END_S: Final = 1.0  # a cancelled model has this many seconds to end; a thread that is blocked does not notice it
 
 _Call = tuple["Agent", Awaitable[object]]
-# Keys of `RememberedCalls.counts`: retries, numbers of tokens, and their cost in units of 10^-12 of the currency.
+# Keys of `RememberedCalls.counts`: retries, numbers of tokens, and the cost of the tokens in 10^-12 of the currency.
 RETRIES, INPUT, CACHED, OUTPUT, COST = "retries", "input_tokens", "cached_tokens", "output_tokens", "cost_parts"
 # Keys of `RememberedCalls.counts` for answers from the store: the tokens that were used when these answers were made,
 # and the cost of these tokens by the prices of this run.
@@ -89,8 +90,8 @@ class StepCalls:
         self._running: dict[Agent, float] = {}  # by agent, the time at which its call began
         self._workers: list[asyncio.Task[None]] = []
         # A worker holds this lock while it takes its next agent, so that only one agent begins in each round of the
-        # event loop. So agents that run later steps ahead of time need not wait until many agents whose calls through
-        # `me.remember` are answered already have run. None: no agents run ahead of time.
+        # event loop. So even if many agents run without a pause, because their calls through `me.remember` are answered
+        # already, agents that run later steps ahead of time get their turns. None: no agents run ahead of time.
         self._taking: asyncio.Lock | None = None
         self._over = asyncio.Event()
         self._error: BaseException | None = None  # the error that ends the step
@@ -116,7 +117,10 @@ class StepCalls:
                 await self._over.wait()
 
     def end(self, error: BaseException) -> None:
-        """Make all calls end with an error, from any thread. Calls through `me.remember` get some time to end."""
+        """Make all calls end with an error. Calls through `me.remember` get some time to end.
+
+        Any thread may call this method.
+        """
         under_way = self.stop is not None or (self.remembered is not None and self.remembered.under_way)
         if self._end_by is None and self.thread.tell(self._cancel, error):
             self._end_by = perf_counter() + _END_S + (CALLS_END_S if under_way else 0.0)
@@ -129,7 +133,7 @@ class StepCalls:
 
         Return None if there are no limits.
 
-        Raises: the error that ends the step, once the time that calls have for ending has passed.
+        Raises: the error that ends the step, if calls still run after the time that they had to end.
         """
         now = perf_counter()
         if self._end_by is None and (late := self._late(now)) is not None:
@@ -293,11 +297,11 @@ class _Remembered(msgspec.Struct):
     place: int  # the number of the call among all calls of the step, in the order in which they began
     content: str | None = None  # the call's key in the store of `Calls(store=)`; None: the store is not asked
     by_person: bool = False  # whether a person answers; limits are only for calls of models
-    text: str = ""  # the arguments as a text, by which calls that wait for the limits are sorted
+    text: str = ""  # the arguments as a text; the calls that wait at the gate are sorted by such texts
     meter: CallMeter | None = None  # counts the tokens that the call uses
     began: float = 0.0  # the value of `perf_counter` when the call began
     answered: bool = False  # whether the call itself, or the store, has given a result
-    thread: Future[Any] | None = None  # the last try of a plain function, which goes on if the call is cancelled
+    thread: Future[Any] | None = None  # the last run of a plain function in a thread, which cannot be cancelled
 
 
 class _Flight:
@@ -338,7 +342,7 @@ class Flights:
     def early(self) -> list[_Remembered]:
         """Return the calls that agents have made ahead of time for this step, and that are under way.
 
-        Other threads may call this.
+        Other threads may call this method.
         """
         flights = self.by_key.copy().values()
         return [flight.call for flight in flights if flight.maker.early and not flight.answer.done()]
@@ -346,8 +350,8 @@ class Flights:
     def in_vain(self) -> tuple[list[CallRecord], list[CallRecord]]:
         """Return records of the calls through `me.remember` that were made ahead of time for this step, but in vain.
 
-        Call this when the step has ended. The first list has the calls that were answered, but that the step itself did
-        not ask for. The second list has the calls that failed after they had used tokens.
+        Call this method when the step has ended. The first list has the calls that were answered, but that the step
+        itself did not ask for. The second list has the calls that failed after they had used tokens.
         """
         ended = [flight for flight in self.by_key.values() if flight.answer.done()]
         made = [(flight.call, *flight.known) for flight in ended if not flight.used and flight.known is not None]
@@ -359,7 +363,8 @@ class Flights:
     def forget_told(self) -> bool:
         """Forget the calls through `me.remember` that had ended when `in_vain` was called; return whether any remain.
 
-        Call this when the step is committed. The records that are committed with the step contain the forgotten calls.
+        Call this method when the step is committed. The records that are committed with the step contain the forgotten
+        calls.
         """
         told = self._told
         self.by_key = {key: flight for key, flight in self.by_key.items() if id(flight) not in told}
@@ -378,10 +383,10 @@ class RememberedCalls:
 
     Args: `memory` stores results for the case that the step runs again. Plain functions run in `threads`. With
     `recorded`, the calls are recorded for the event log. Calls wait at `gate` until the limits allow them (None: they
-    do not wait). A call is not made if `store` has its answer. `counts` gets the numbers of retries, of tokens, and of
-    calls by where their results came from. `flights` has the calls that the step shares with agents that run in the
-    step ahead of time (None: no agents run ahead of time). With `early`, this object makes the calls of agents that run
-    ahead of time, and a call is counted only when the step itself asks for it.
+    do not wait). A call is not made if `store` has its answer. `counts` gets the numbers of retries and of tokens, and,
+    for each source of results, the number of calls. `flights` has the calls that the step shares with agents that run
+    in the step ahead of time (None: no agents run ahead of time). With `early`, this object makes the calls of agents
+    that run ahead of time, and a call is counted only when the step itself asks for it.
     """
 
     memory: CallMemory
@@ -401,11 +406,12 @@ class RememberedCalls:
         self.spent: BudgetSpent | None = None  # set if the budget is spent, so that the step cannot be committed
         self.under_way: set[asyncio.Task[Any]] = set()
         self.open: dict[int, _Remembered] = {}  # the calls that are under way, by `place`
-        self.ending = False  # whether the step has failed, so that no more calls may begin
+        # Whether no more calls may begin: the step has failed, or agents no longer run it ahead of time.
+        self.ending = False
         # The records of the calls, by `place`. None: the call has neither succeeded nor used tokens.
         self._records: list[CallRecord | None] = []
-        self._failed: dict[str, int] = {}  # by key, the `place` of calls that have used tokens, and failed
-        self._asked: dict[str, int] = {}  # by the digest of equal calls, how many of them were made
+        self._failed: dict[str, int] = {}  # for the key of each call that used tokens and failed: its `place`
+        self._asked: dict[str, int] = {}  # for each digest, how many calls with this digest were made
         self._unended: dict[AgentId, int] = {}
 
     def call(
@@ -433,8 +439,8 @@ class RememberedCalls:
         function, args, kwargs = unbound(function, args, kwargs)
         what = asked(agent.id, function, args, kwargs)
         if self.early and (not what.by_content or encloses_anew(function)):
-            # The agent may make this call with other arguments in the step itself, and the key would be the same. So
-            # the call is not made ahead of time.
+            # The key of this call does not depend on all that the call uses. In the step itself, the agent may make
+            # another call with the same key, so the call is not made ahead of time.
             return self._not_ahead()
         shared = self.store is not None and sample is not None and not by_person
         content = content_digest_of(function, args, kwargs, uses) if shared else None
@@ -454,8 +460,9 @@ class RememberedCalls:
         if flight is not None:
             flight.used |= not self.early
             known = known or flight.known
-        # The store is not asked for a call that is already shared with an agent that runs ahead of time. The store may
-        # have the answer of the shared call before that call ends, but the call is recorded as made.
+        # The store is not asked for a call that is already shared with an agent that runs ahead of time. The shared
+        # call puts its answer into the store before it ends. If the answer were taken from there, the call would be
+        # recorded as answered by the store, although it was made in this step.
         elif known is None and call.content is not None and not self.memory.may_know:
             known = self._in_store(call.content)
         return self._result(call, partial(function, *args, **kwargs)) if known is None else self._known(call, *known)
@@ -503,7 +510,7 @@ class RememberedCalls:
         return decode_exactly(made.result)
 
     def _saving(self, call: _Remembered, made: KeptCall) -> KeptCall:
-        """Count the tokens and the money that an answer from the store has saved; return the answer for its record.
+        """Count the tokens and the money that an answer from the store has saved; return the answer as it is recorded.
 
         The returned answer has the saved cost by the prices of this run, and the usage of this call's failed tries.
         """
@@ -543,8 +550,8 @@ class RememberedCalls:
         try:
             return await answer
         except asyncio.CancelledError:
-            # If the model itself has cancelled the call, the call is given up. If the step has failed, a call that a
-            # person answers is given up, and all other calls go on, because they have cost money.
+            # If the model itself has cancelled the call, the call is given up. If `ending` is set, a call that a person
+            # answers is given up, and all other calls go on, because they have cost money.
             if not self.ending or made.by_person:
                 call.cancel()
                 await asyncio.wait({call})  # so that the call has left the gate before the model goes on
@@ -582,8 +589,8 @@ class RememberedCalls:
                 else:
                     source, made = await self._shared(call, function, self.flights.by_key)
             except BaseException:
-                # Free the number of the call, so that an equal call gets this number if it is made next. A call that
-                # was answered keeps its number, because its answer may have been stored although it was cancelled.
+                # Free the call's number for the next equal call, unless a later equal call was made already. A call
+                # that was answered keeps its number: even if the call was cancelled, its answer may have been stored.
                 if self._asked[digest] == call.n and not call.answered:
                     self._asked[digest] -= 1
                 raise
@@ -598,7 +605,7 @@ class RememberedCalls:
         """Return the calls that are under way here, without those that people answer.
 
         A call that only waits for an equal call that an agent makes ahead of time is also left out. Other threads may
-        call this.
+        call this method.
         """
         flights = {} if self.flights is None else self.flights.by_key
         here = self.open.copy().values()
@@ -624,7 +631,7 @@ class RememberedCalls:
             outcome = flight.answer.result()
             if isinstance(outcome, tuple):
                 return outcome
-            # If the object that made the shared call was stopped, it did not retry the call. This object may retry.
+            # If the `RememberedCalls` that made the shared call is ending, it did not retry the call. This one may.
             gone = flight.maker.ending and self.settings.retries > 0
             if isinstance(outcome, BudgetSpent | StepAborted) or (gone and may_pass(outcome)):
                 continue
@@ -648,7 +655,7 @@ class RememberedCalls:
     async def _kept(self, call: _Remembered, function: Callable[[], Any]) -> tuple[str, KeptCall]:
         """Return where the answer of a call through `me.remember` came from, "model" or "store", and the answer.
 
-        "model" says that the call was made now. Its answer is then kept for the case that this step runs again.
+        If it came from "model", the call was made now, and the answer is kept for the case that this step runs again.
         """
         assert call.meter is not None
         before = self.memory.failed(call.key)
@@ -711,8 +718,8 @@ class RememberedCalls:
     async def _fit_answer(self, call: _Remembered, function: Callable[[], Any]) -> KeptCall:
         """Make a call through `me.remember`; return its answer, which the caller puts into the store.
 
-        The answer is first kept for the case that this step runs again, so that it is not lost if the store's disk is
-        full.
+        Before that, keep the answer for the case that this step runs again. So the answer is not lost if the store's
+        disk is full.
         """
         made = await self._answer(call, function)
         await self._keep(call, made)

@@ -46,9 +46,9 @@ COLLECTED = frozenset(("series", "calls", "sql", "why"))  # queries that read da
 def answer(view: View, question: str, arguments: dict[str, Any]) -> Any:  # noqa: ANN401 - each query has its own type of result
     """Answer one of the queries in QUESTIONS. The answer can be pickled.
 
-    Raises: InvalidQuery for an unknown query or an invalid field; LogError if the log cannot be read; Unbalanced if the
-    query is "balance", and finds faults.
+    Raises: InvalidQuery for an unknown query or an invalid field; LogError if the log cannot be read; Unbalanced if
+    "balance" is asked and the log has faults.
     """
     if question not in QUESTIONS:
-        refuse_name(question, arguments, list(QUESTIONS), "the log answers no question")
+        refuse_name(question, arguments, list(QUESTIONS), "the log has no query")
     return QUESTIONS[question](view, **arguments)

@@ -39,7 +39,10 @@ def is_there(name: str, schema: pa.Schema) -> bool:
 
 
 def stored_column(name: str, schema: pa.Schema) -> pc.Expression:
-    """Return the expression that reads a column. A column that the schema lacks has only nulls."""
+    """Return the expression that reads a column. A column that the schema lacks has only nulls.
+
+    Channels that are not stored are composed of other columns.
+    """
     if name == _CHANNEL and channel_head(schema):
         return _channel(schema)
     return pc.field(name) if name in schema.names else pc.scalar(pa.scalar(None, field_of(name).type))
@@ -59,7 +62,7 @@ def _channel(schema: pa.Schema) -> pc.Expression:
 def field_of(name: str, kind: pa.DataType | None = None) -> pa.Field:
     """Return the field that a column has in query results.
 
-    Args: `kind` is the type of the column; None: the type in the log's schema.
+    Args: `kind` is the type of the column; None: the type in the log's schema, or null if the schema lacks the column.
     """
     if name == POSITION.name:
         return POSITION
@@ -165,9 +168,9 @@ def typed_schema(schemas: Iterable[pa.Schema]) -> pa.Schema:
 
 
 def with_columns(table: pa.Table, schema: pa.Schema) -> pa.Table:
-    """Return the table with the schema's columns as its last ones. Columns that it lacks are added, without values.
+    """Return a table with the columns of a schema as its last columns. Columns that the table lacks get only nulls.
 
-    Raises: InvalidQuery if the schema's type of a column cannot hold all its values exactly.
+    Raises: InvalidQuery if a column has values that its type in the schema cannot represent exactly.
     """
     whole = unified([table, schema.empty_table()])
     for field in schema:
@@ -205,7 +208,7 @@ def _merged(columns: Sequence[pa.ChunkedArray]) -> pa.ChunkedArray:
     if all(_is_number(column.type) for column in columns):
         kinds = [pa.schema({"x": column.type}) for column in columns]
         common = pa.unify_schemas(kinds, promote_options="permissive").field("x").type
-        # Arrow raises this error if the common type cannot hold a number. Then all values become strings.
+        # Arrow raises ArrowInvalid if the common type cannot represent a number. Then all values become strings.
         with suppress(pa.ArrowInvalid):
             return reduce(_filled, [column.cast(common) for column in columns])
     return reduce(_filled, map(_as_text, columns))

@@ -77,7 +77,8 @@ def society_in_step(
 def over_steps(series: pa.Table, measure: str) -> Series:
     """Return, by step, the mean of a value over the agents.
 
-    If the values are strs or bools, return by step how many agents have each value.
+    If the values are strs or bools, return, by step, how many agents have each value. If there are more than
+    `_MOST_KINDS` values, return only those with the highest numbers of agents in a step.
 
     The arguments and errors are those of `society_in_step`.
     """

@@ -24,7 +24,7 @@ OnError = Literal["block", "allow"]
 
 logger = logging.getLogger(__name__)
 
-# How long a cancelled call may take to clean up, in seconds. After that it is taken for a call that never ends.
+# How long a cancelled call may take to clean up, in seconds. A call that takes longer is taken for one that never ends.
 _GRACE_S = 1.0
 # The time limit from a message's arrival to its verdict, in seconds. It is long, because a message must not fail while
 # it waits for other messages to be judged. Each call has its own, shorter limit.
@@ -35,9 +35,9 @@ _DIGEST_BYTES = 20  # finding two payloads with the same digest takes about 2**8
 class ModeratorCalls:
     """Calls of a moderator. At most `concurrency` calls run at a time, and each may take at most `timeout_s` seconds.
 
-    The time in which a call waits for another call to end is not limited. If a call is cancelled but catches the
-    cancellation and goes on, it is abandoned. While `concurrency` abandoned calls run, further calls fail at once, so
-    there are never more than twice as many calls as `concurrency`.
+    The time in which a call waits for another call to end is not limited. A cancelled call that has not ended yet is
+    abandoned. If `concurrency` abandoned calls run, a further call waits up to a second for one of them to end, and
+    then fails. So there are never more than twice as many calls as `concurrency`.
     """
 
     def __init__(self, concurrency: int, timeout_s: float) -> None:
@@ -61,7 +61,8 @@ class ModeratorCalls:
             return found
         if isinstance(found, Exception):
             raise found
-        # The error itself is not raised, because it would look like a cancellation of the caller.
+        # A CancelledError would look like a cancellation of the caller, and an error such as SystemExit would end the
+        # process. So a RuntimeError is raised instead.
         cancelled = isinstance(found, asyncio.CancelledError)
         why = "was cancelled from within" if cancelled else f"would have ended the process: {found!r}"
         raise RuntimeError(f"the call {why}")
@@ -97,15 +98,15 @@ class Moderator(SlowRule):
     Args:
         judge: the callable, which takes one `Message`. `judge` and `key` must be picklable, because rules are sent to
             the process that applies them.
-        timeout_s: the most seconds for one message, retries included. While `concurrency` other calls are under way, a
-            message waits; this time does not count.
-        concurrency: the most calls at a time.
-        cache: how many verdicts to keep. The verdicts that were used last are kept; 0: none.
+        timeout_s: how many seconds the calls about one message may take together, retries included. The time in which
+            a message waits because `concurrency` other calls are under way does not count.
+        concurrency: how many calls may be under way at a time.
+        cache: how many verdicts to keep; 0: none. If there are more, those that were not used for longest are dropped.
         key: a function that returns the part of a message on which its verdict depends, as a hashable. By default that
             is the payload. If ids, channel or step matter, too, pass for example
             `lambda message: (message.from_id, message.data)`.
         on_error: the verdict after an error or a timeout: "block" or "allow".
-        retries: the most further tries after an error.
+        retries: how often a call that has failed may be made again.
         name: the rule's name.
 
     Raises: RuleError if an argument is not valid.
@@ -256,7 +257,7 @@ class Moderator(SlowRule):
     def _fail(self, error: Exception) -> Verdict:
         work = self._work
         work.failed += 1
-        if not work.failing and self.context is None:  # in an interceptor, the interceptor logs the failure
+        if not work.failing and self.context is None:  # an interceptor (`context`) logs failures itself
             # Successive failures are logged once, because a service that is down fails for every message.
             work.failing = True
             then = "passes" if self.on_error == "allow" else "is blocked"

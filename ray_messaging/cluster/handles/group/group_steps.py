@@ -64,7 +64,7 @@ async def driven_steps(
     make = partial(named_messager, GroupMessager, experiment, interceptor, name, metrics, traced=False)
     messager = await connected(make, experiment.settings.cut_timeout_s)
     telling = None
-    if metrics is not None:  # the group's actor reports only sends and fetches outside of steps
+    if metrics is not None:  # the group's actor does not report the sends and fetches of steps
         telling = tell_metrics(lambda: metrics.families({}), experiment, name)
         telling.start()
     try:
