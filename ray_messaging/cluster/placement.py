@@ -91,8 +91,8 @@ def _check_placement(placement: object, groups: Collection[str]) -> None:
         raise ConfigError(f"placement={placement!r} is unknown: write {example}")
     if strangers := [name for name in placement if name not in groups]:
         raise ConfigError(
-            f"placement= has {strangers[0]!r}, which is not one of the groups {', '.join(sorted(groups)[:8])}: correct "
-            "the name"
+            f"placement= has {strangers[0]!r}, but no group has this name: write the name of a group, such as "
+            f"{', '.join(sorted(groups)[:8])}"
         )
     for name, where in placement.items():
         if not isinstance(where, str | Mapping) or not where:
