@@ -18,8 +18,8 @@ from ray_messaging.eventlog.reading.step_digests import Difference
 from ray_messaging.model.fates import BLOCKED, DELIVERED, FATES, STORED, facts_of
 
 BAR = 24  # the length of a bar, in columns of the terminal
-_LINE = 60  # the most columns of the terminal that the line of traffic takes
-_BESIDE_LINE = 30  # the columns of the terminal to the left of the line of traffic
+_LINE = 60  # the line of traffic takes at most this many columns of the terminal
+_BESIDE_LINE = 30  # how many columns of the terminal are reserved for the cells beside the line of traffic
 _WIDE = 100  # the least width of a terminal, in columns, at which explanations are shown
 _ROOMY = 130  # the least width of a terminal, in columns, at which a row of the log fits into one line
 _BLOCKS = " ▁▂▃▄▅▆▇█"
@@ -86,7 +86,7 @@ def _show_busiest(console: Console, stats: dict[str, Any]) -> None:
 def _show_traffic(console: Console, stats: dict[str, Any]) -> None:
     traffic = stats["traffic"]
     bins = len(next(iter(traffic["fates"].values())))
-    merged = -(-bins // max(1, min(_LINE, console.width - _BESIDE_LINE)))  # the number of bins per column
+    merged = -(-bins // max(1, min(_LINE, console.width - _BESIDE_LINE)))  # how many bins one column shows
     span = span_in_words(round(traffic["width_s"] * merged, 3))
     title = f"\nTraffic from {utc_time(traffic['start'])} on; a column is {'a ' * span.isalpha()}{span}"
     names = ("fate", "most", "rows by time")

@@ -32,7 +32,7 @@ from ray_messaging.model.columns import IdColumn
 if TYPE_CHECKING:
     from ray_messaging.eventlog.stored_audiences import StoredAudiences
 
-_ATTEMPTS: Final = 5  # the most tries of a call to the actor; each try starts the actor again if it is gone
+_ATTEMPTS: Final = 5  # a call to the actor is tried at most this often; each try starts the actor if it is gone
 
 
 # A function that changes an audience. It gets the audience's pairs (sender, hearer), and returns the new pairs, or None

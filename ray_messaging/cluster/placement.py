@@ -33,12 +33,13 @@ class Placement:
     """The options with which the actors of some groups start.
 
     Args:
-        placement: "spread", "pack", or a dict that gives, by group, a node's id or name, or the resources that the node
-            must have. Groups that are not in the dict are spread.
+        placement: "spread", "pack", or a dict that gives, by group, a node (its id, name, host name or address), or the
+            resources that the node must have. Groups that are not in the dict are spread.
         actor_options: Ray's options for all of these groups, or by group.
         groups: The names of the groups.
 
-    Raises: ConfigError for a group, a node or an option that does not exist.
+    Raises: ConfigError for an unknown group or node, for options that Ray does not accept, or for a group whose node is
+        given by both `placement` and `actor_options`.
     """
 
     def __init__(self, placement: GroupPlacement, actor_options: ActorOptions, groups: Iterable[str]) -> None:
@@ -90,8 +91,8 @@ def _check_placement(placement: object, groups: Collection[str]) -> None:
         raise ConfigError(f"placement={placement!r} is unknown: write {example}")
     if strangers := [name for name in placement if name not in groups]:
         raise ConfigError(
-            f"placement= has {strangers[0]!r}, which is not one of the groups {', '.join(sorted(groups)[:8])}: correct "
-            "the name"
+            f"placement= has {strangers[0]!r}, but no group has this name: write the name of a group, such as "
+            f"{', '.join(sorted(groups)[:8])}"
         )
     for name, where in placement.items():
         if not isinstance(where, str | Mapping) or not where:
@@ -102,7 +103,7 @@ def _check_placement(placement: object, groups: Collection[str]) -> None:
 
 
 def _by_group(given: object, groups: Collection[str]) -> dict[str, dict[str, Any]]:
-    """Return the options of each group; raise ConfigError for options that Ray does not have.
+    """Return the options of each group; raise ConfigError for options that Ray does not accept.
 
     Args: `given` has options for all groups, or a dict of options by group.
     """

@@ -12,7 +12,7 @@ import cloudpickle
 
 from ray_messaging.errors import ConfigError
 
-_DEEPEST = 20  # the most levels of nested parts that are searched
+_DEEPEST = 20  # at most this many levels of nested parts are searched
 
 
 def sent(name: str, value: object, send: Callable[[Any], Any]) -> Any:  # noqa: ANN401 - what `send` returns
@@ -67,9 +67,10 @@ def _with_cache(function: Callable[..., Any], parameters: dict[str, Any]) -> Cal
 
 
 class _PicklerWithFiles(cloudpickle.CloudPickler):  # type: ignore[misc] # the package has no types
-    """Cloudpickle's pickler, but it also pickles functions with `functools.cache` by value, and keeps names of files.
+    """Cloudpickle's pickler with two changes, for functions with `functools.cache` and for the names of files.
 
-    From version 3.1.2 on, cloudpickle's own pickler leaves out the names of the files in which functions are defined.
+    Functions with `functools.cache` are pickled by value if their module is __main__. The names of the files in which
+    functions are defined are kept. From version 3.1.2 on, cloudpickle's own pickler leaves them out.
     """
 
     def __init__(self, stream: io.BytesIO) -> None:

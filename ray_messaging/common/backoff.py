@@ -65,7 +65,7 @@ MQTT_RECONNECT = RetryPolicy(0.05, 2.0, jitter=True)
 
 HANDLER_RETRY = RetryPolicy(0.1, 5.0, jitter=True)  # a message whose handler failed
 
-# Policies for sends.
+# Policies for sends, steps and mailboxes.
 FULL_MAILBOX_RETRY = RetryPolicy(0.002, 0.05)
 REFUSED_CALL_RETRY = RetryPolicy(0.002, 0.1)  # a call that the server refused before it wrote anything
 STALE_DIRECTORY_RETRY = RetryPolicy(0.002, 0.05, jitter=True)  # two processes change the directory at the same time
@@ -74,8 +74,8 @@ TRANSACTION_RETRY = RetryPolicy(0.002, 0.1)
 STEP_SUPERVISOR_RETRY = RetryPolicy(0.05, 2.0)  # the interceptor's supervisor failed to judge and close a step
 STEP_DRIVER_RETRY = RetryPolicy(0.2, 0.2)  # a check whether the lease of a group's driver has ended
 LEASE_RETRY = RetryPolicy(0.02, 0.2)  # a call about a mailbox failed; the transport also retries each call
-# The outcome of a send is unknown: the pause before the sender claims a higher epoch, so that the server refuses the
-# send if it arrives late.
+# The outcome of a send is unknown. After this pause the sender claims a higher epoch. From then on the server refuses
+# the send if it arrives late.
 FENCE_RETRY = RetryPolicy(1.0, 1.0)
 
 # Policies for the interception of messages.
@@ -92,7 +92,7 @@ STORED_CALL_RETRY = RetryPolicy(0.01, 0.5)  # a check whether another process ha
 
 AT_REST_RETRY = RetryPolicy(0.001, 0.02)  # a check whether all messages have been delivered and handled
 
-# Policies for the event log. If a disk stays full, the pauses become longer.
+# Policies for the event log. While a disk stays full, the pauses of LOG_WRITE_RETRY become longer.
 LOG_WRITE_RETRY = RetryPolicy(0.05, 5.0)
 LOG_READ_RETRY = RetryPolicy(0.1, 0.1)  # a read for the event log failed; the transport also retries each call
 BLOCKED_LISTENER_RETRY = RetryPolicy(1.0, 1.0)
@@ -102,7 +102,8 @@ ACTOR_RECONNECT = RetryPolicy(0.5, 0.5)  # between attempts to start, while the 
 ACTOR_START_RETRY = RetryPolicy(1.0, 1.0)  # between attempts to start, after another failure, such as a refused login
 ACTOR_CALL_RETRY = RetryPolicy(0.1, 0.1)  # calls of an actor that does not answer yet
 
-# Restarts of the embedded server. The first restart is immediate. Senders and receivers retry for 30 s.
+# Restarts of the embedded server. The first restart is immediate. All pauses together are shorter than the 30 s for
+# which senders and receivers retry.
 SERVER_RESTART = RetryPolicy(0.5, 8.0)
 SERVER_RESTART_ATTEMPTS = 6
 

@@ -15,7 +15,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-if not TYPE_CHECKING:  # the folder is not on the path of the guard, which is a script of an isolated interpreter
+if not TYPE_CHECKING:  # the guard is a script of an isolated interpreter, which cannot find the package
     sys.path.append(str(Path(__file__).parents[1] / "common"))
     import operating_system
 else:
@@ -130,7 +130,7 @@ class Port:
 
 
 class Fsync:
-    """A thread that calls fsync for the files of a folder each second.
+    """A thread that calls fsync each second for Valkey's append-only files in a folder.
 
     With `appendfsync everysec`, Valkey calls fsync itself. During an fsync it may confirm messages before it writes
     them to the file, so a kill would lose these messages. With `appendfsync no`, Valkey always writes before it

@@ -17,9 +17,9 @@ class LocalServer:
     """A Valkey server that belongs to this process. Without a `data_dir`, it begins empty, and writes no files.
 
     Pass it as the server of a `Messager`, for a test or a simulation without a cluster. The server starts with its
-    first messager, in 0.1 s. The server ends when its `with` block ends, when no variable and no messager refers to it
-    any more, or when the process ends, even if the process is killed. Only processes of this user on this machine can
-    reach it.
+    `with` block or with its first messager, in 0.1 s. The server ends when its `with` block ends, when no variable and
+    no messager refers to it any more, or when the process ends, even if the process is killed. Only processes of this
+    user on this machine can reach it.
 
     Args: `steps` has the settings of the steps of the experiments on this server (None: the experiments have no steps).
     `data_dir` is a folder in which the data are kept. The next server with the same folder loads them.
@@ -30,8 +30,8 @@ class LocalServer:
         self._data_dir = None if data_dir is None else Path(data_dir).absolute()
         kept = None if self._data_dir is None else str(self._data_dir)
         self._server = EmbeddedServer(_HOST, data_dir=kept, append_only=kept is not None)
-        # When this process ends, a process of the server's own, its guard, stops the server. So the finalizer need not
-        # run at exit. If it did, a forked copy of this process would stop the server when the copy ends.
+        # When this process ends, the server's guard, a separate process, stops the server. So the finalizer need not
+        # run at exit. If it did, a forked copy of this process would stop the server at the end of the copy.
         weakref.finalize(self, self._server.stop).atexit = False
 
     def __enter__(self) -> Self:

@@ -165,7 +165,7 @@ def json_text(value: object) -> str:
 
 
 def json_of(result: bytes) -> tuple[str, bytes | None]:
-    """Return an encoded result as JSON, and the encoded result itself, or None if the JSON loses nothing of it."""
+    """Return a result as JSON, and the encoded result itself if the JSON loses something of it, otherwise None."""
     text = json_text(decode_exactly(result))
     return text, None if _means(text, result) else result
 

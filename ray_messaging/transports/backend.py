@@ -34,7 +34,7 @@ class RedisBackend:
     The experiment's data are on one server, the primary. Large frames are on further servers, if the config has any.
 
     Args: `first_steps` are settings of steps. If given, each experiment has steps with these settings. The first
-    messager that connects sets them up.
+    messager that connects sets up the steps.
     """
 
     def __init__(self, config: RedisConfig | ShardsConfig, *, first_steps: "StepSettings | None" = None) -> None:
@@ -67,8 +67,8 @@ class RedisBackend:
         """Make the stores of an experiment.
 
         Args: `run` is the id of a call of `Messaging.start`. Once a later start has taken over the experiment, the
-        stores refuse all calls, except if `run` is "". `reset` says that the start deletes the existing data, so the
-        format of these data does not matter.
+        stores refuse all calls, except if `run` is "". With `reset`, the start deletes the existing data, so the format
+        of these data does not matter.
         """
         return RedisStores(self.transport(exp_id, settings, run=run, reset=reset))
 
@@ -79,7 +79,7 @@ class RedisBackend:
         """
         from ray_messaging.transports.server_probe import ask_server  # noqa: PLC0415
 
-        # The servers are asked at once, because each one that does not answer takes seconds.
+        # The servers are asked at the same time, because each one that does not answer takes seconds.
         with ThreadPoolExecutor(len(self._servers)) as threads:
             asked = [
                 threads.submit(ask_server, server, None if shard else exp_id, space=exp_id or "", shard=shard)
@@ -100,7 +100,7 @@ class RedisBackend:
 
 @runtime_checkable
 class BackendConfig(Protocol):
-    """Config of a kind of server that is not in ray_messaging itself.
+    """Config of a server that is neither a RedisConfig nor a ShardsConfig, such as a LocalServer.
 
     Each process that needs the server calls `open_backend`.
     """

@@ -62,7 +62,8 @@ class RedisTransport:
     """Mailboxes of one experiment on a Redis or Valkey server.
 
     Every call except `read` may be repeated with the same arguments; its effect happens once. While the connection is
-    interrupted, a call is repeated for at most `patience_s`; then it raises ConnectionFailed.
+    interrupted, a call is repeated for at most `patience_s`, or as long as `begin_steps` says. Then it raises
+    ConnectionFailed.
     """
 
     def __init__(
@@ -208,9 +209,11 @@ class RedisTransport:
     async def take_sender_epoch(self, sender: str, *, keep_s: float, held: int | None = None) -> SenderState:
         """Make a sender's epoch higher, so that the server refuses calls of earlier senders under this name.
 
-        Args: The server keeps the sender's state for `keep_s` seconds (0: for ever).
+        Args: The server keeps the sender's state for `keep_s` seconds (0: for ever). `held` is the epoch that this
+        transport took before (None: none).
 
-        Raises: Fenced if `held` is given and is no longer the sender's epoch.
+        Raises: Fenced with a `held` if another transport has made the epoch higher since, or if the server has lost the
+        sender's state.
         """
         args = [int(keep_s * 1000), "" if held is None else held, self._caller]
         reply = await self.link.script("take_sender_epoch", [self.keys.sender(sender)], args)
@@ -294,7 +297,10 @@ class RedisTransport:
                 await self.link.command("HSET", self.keys.hearers, digest, encode_agents(sets[digest]))
 
     async def send(self, request: SendRequest) -> SendReply:
-        """Write all frames and publish all messages, or none, by one script. Large frames are sent before it."""
+        """Write all frames and publish all messages, or none, by one script.
+
+        Large frames are sent before the script is called.
+        """
         script, keys, args = self._asked(request)
         first, writes = None, request.writes
         if writes and len(writes[0].frame) >= LEAST_BYTES and self._large_frames.takes(request):
@@ -385,13 +391,13 @@ class RedisTransport:
         return MailboxEnd((last or START.entry.encode()).decode(), int(messages or 0), int(nbytes or 0))
 
     async def commit(self, done: Conclusion) -> None:
-        """Move the durable cursor, up to which messages are acknowledged, or change what is acknowledged after it.
+        """Move a mailbox's cursor, up to which all messages are acknowledged, or acknowledge messages after the cursor.
 
         Entries before the cursor are deleted, unless the event log still needs them. A transaction uses `send` instead.
 
         Raises: Fenced if a newer reader has the mailbox, or if the mailbox was removed.
         """
-        # Arguments at the end that change nothing may be left out. This saves time, because each fetch commits.
+        # The last arguments may be left out if they change nothing. This saves time, because each fetch commits.
         args = self._concluding(done)[: _PLAIN_COMMIT if done.acks is None else None]
         if status := await self.link.script("commit", [self.keys.state(done.mailbox)], args):
             raise (fenced if status == SendStatus.READER_FENCED else lost)(done.mailbox, done.epoch)
@@ -404,7 +410,8 @@ class RedisTransport:
         Args: `mailbox` is None for a messager without a mailbox. `epoch` is the epoch of the mailbox's reader. The
         lease is good for `lease_s` seconds (0: it ends now), the state is kept for `keep_s` seconds (0: for ever).
 
-        Raises: Fenced if a newer reader has the mailbox.
+        Raises: Fenced if a newer reader has the mailbox, or if the server has lost the epoch, for example because older
+        data were restored.
         """
         keys, asked_at = [self.keys.sender(sender), self.keys.meta], asyncio.get_running_loop().time()
         if mailbox is not None:
@@ -417,7 +424,7 @@ class RedisTransport:
         return bool(reply)
 
     async def leases(self, mailboxes: Collection[str]) -> dict[str, str]:
-        """Return the leases of some mailboxes, and of others chosen at random, by mailbox.
+        """Return the leases of `mailboxes`, and of some other mailboxes chosen at random, as {mailbox: lease}.
 
         A lease is a str, `beat:duration in ms:...`; the owner changes `beat` when it renews the lease.
         """
@@ -427,7 +434,8 @@ class RedisTransport:
     async def end_leases(self, over: Mapping[str, str]) -> None:
         """End leases that the caller has seen unchanged for their whole duration.
 
-        A lease that has another value on the server by now is not ended.
+        A lease is not ended if it has another value on the server by now, or if its end would remove the mailbox of a
+        messager that is still connected.
 
         Args: `over` maps each mailbox to the lease that the caller has seen.
         """

@@ -26,7 +26,7 @@ def messaging(ray_cluster):
     [
         ({"placement": "spred"}, r"placement='spred' is unknown: write 'spread', 'pack', or \{"),
         ({"placement": 3}, "placement=3 is unknown"),
-        ({"placement": {"wst": "b"}}, "placement= has 'wst', which is not one of the groups east, west"),
+        ({"placement": {"wst": "b"}}, "placement= has 'wst', but no group has this name: write .* such as east, west"),
         ({"placement": {"west": 1}}, "placement= has 1 for group 'west'"),
         (
             {"placement": {"west": "moon"}},

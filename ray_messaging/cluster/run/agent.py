@@ -63,7 +63,7 @@ _encode = msgspec.msgpack.Encoder().encode
 _parts_of = msgspec.msgpack.Decoder(list[msgspec.Raw]).decode
 _STATE = "me.state"  # the name, in errors, of a state that cannot be stored
 _OURS = f"{Path(__file__).parents[2]}/"
-_LIBRARY = re.compile(r"/lib(64)?/python3|^<frozen |^[^/<]")  # `^[^/<]` matches compiled modules, such as numpy's
+_LIBRARY = re.compile(r"/lib(64)?/python3|^<frozen |^[^/<]")  # `^[^/<]`: relative paths, as of numpy's compiled code
 _NO_ROW: tuple[Mapping[str, Any], Sequence[AgentId]] = ReadOnlyDict(), ()
 _LISTED, _NAMED = 50, 5  # the most agents that `calls_now` lists, and the most neighbours that it names for each agent
 START = -1  # the step number while the `start` function runs, before the first step
@@ -98,7 +98,7 @@ class Agent(ReadOnlyAttributes):
         if type(data) is not ReadOnlyDict:
             data = ReadOnlyDict(data)
             society.rows[agent_id] = data, neighbours
-        put = self._put  # takes a third of the time of an assignment, and a run may have a million agents
+        put = self._put  # three times as fast as assignments, which matters with a million agents
         put("id", agent_id)
         put("kind", kind)
         put("data", data)
@@ -198,8 +198,8 @@ class Agent(ReadOnlyAttributes):
 
         `audience` is an Audience or its name. The hearers read the message in the next step, or in step `deliver_at`.
 
-        Raises: UnknownName for an audience that does not exist in this step; otherwise the same errors as `send`, such
-        as InvalidPayload and ConfigError.
+        Raises: UnknownName for an audience that does not exist in this step; the errors of `send`, such as
+        InvalidPayload and ConfigError.
         """
         self._open_step.broadcast(self.id, audience, payload, subtopic=subtopic, deliver_at=deliver_at)
 
@@ -224,7 +224,7 @@ class Agent(ReadOnlyAttributes):
         """Answer a question that was read in this step. The answer is read in the next step, or in step `deliver_at`.
 
         Raises: NoQuestion for a message that is not a question, was answered, was read in another step, or was a
-        question to another agent; otherwise the same errors as `send`, such as InvalidPayload and ConfigError.
+        question to another agent; the errors of `send`, such as InvalidPayload and ConfigError.
         """
         if message.to_id != self.id:
             raise NoQuestion(
@@ -349,7 +349,7 @@ class AgentLoop:
         self.sends: StepSends | None = None  # what agents have sent in the step (None: they may not send now)
         # The number of the last step that this process ran to its end. The states are those after this step.
         self.last_step: int | None = None
-        self.calls: RememberedCalls | None = None  # the calls through `me.remember` of the step
+        self.calls: RememberedCalls | None = None  # the step's calls through `me.remember`
         self.change = NO_CHANGE
         self.records_calls = False  # whether calls through `me.remember` are recorded for an event log
         self.call_settings = NO_LIMITS
@@ -386,7 +386,7 @@ class AgentLoop:
         self._were_called: list[Agent] = []
         self._ids = b""
         self.generators = StepGenerators(0, START, NO_PLACES)  # makes each agent's generator, by the agent's place
-        # The generators that agents have used in this step: {place: its `rng`, ~place: its `step_rng`}.
+        # The generators that agents have used in this step: {place: the agent's `rng`, ~place: its `step_rng`}.
         self.drawn: dict[int, np.random.Generator] = {}
         self._stopped: list[int] = []  # the places of the agents that have stopped
         self._model_thread = thread or ModelThread()
@@ -469,7 +469,7 @@ class AgentLoop:
         """Return the object that makes a step's calls through `me.remember`. `memory` stores their results.
 
         Args: with `shared`, the step shares its calls with agents that run in it ahead of time. With `early`, the
-        returned object is for those agents, and otherwise for the step itself.
+        returned object is for these agents. Without `early`, it is for the step itself.
         """
         return RememberedCalls(
             memory,
@@ -497,8 +497,8 @@ class AgentLoop:
     ) -> None:
         """Arrange that agents run in later steps ahead of time, from the moment at which `calls` begins the step.
 
-        Args: `called` selects the agents for which the model is called in `step`. `anew` says that the step runs again,
-        or that the step before it ran in another process.
+        Args: `called` selects the agents for which the model is called in `step`. `anew` is True if `step` runs again,
+        or if the step before it ran in another process.
         """
         # The earlier steps are committed. The calls that had ended when the last of these steps ended are in the
         # records, and are dropped here. Calls that ended later, or are under way, are kept.
@@ -597,7 +597,8 @@ class AgentLoop:
     def forget(self) -> None:
         """Forget the agents of a run that has ended.
 
-        The agents and this object refer to each other, so otherwise only the garbage collector could free them.
+        Without this call only the garbage collector could free the agents, because they and this object refer to each
+        other.
         """
         self._agents = self._were_called = []
 
@@ -659,8 +660,8 @@ class AgentLoop:
     def _kept(self, part: Arrival, count: int) -> dict[AgentId, tuple[dict[str, Any], bool, bool]]:
         """Return the agents in a group's committed state as {agent: (its state, stopped, active)}.
 
-        `stopped` says that the agent has called `stop`, and `active` that the model is called for it even without
-        messages.
+        `stopped` is True if the agent has called `stop`. `active` is True if the model is called for the agent even
+        without messages.
         """
         if part.state is None:
             return {}
@@ -736,8 +737,8 @@ class AgentLoop:
     def _keep(self, agents: Sequence[Agent], function: str = "the model") -> list[bytes]:
         """Return the encoded states of agents, in blocks of up to BLOCK agents.
 
-        If states of a block may share objects, its agents get decoded copies in place of their states. If the run does
-        not store states, a block is b"" unless its states must be copied.
+        If states of a block may share objects, the block's agents get decoded copies of their states. If the run does
+        not store states, a block without such copies is b"".
 
         Raises: StepFailed for a state that cannot be stored; the error says that `function` made the state.
         """

@@ -22,16 +22,16 @@ from ray_messaging.errors import Closed, MessagingError
 if TYPE_CHECKING:
     from ray_messaging.transports.steps import RedisSteps
 
-_MOST = 256  # the most steps of agents in one entry of the stream
-_MOST_BYTES = 2**16  # the most bytes of messages in one entry, because the server keeps many entries in memory
+_MOST = 256  # one entry of the stream has at most this many steps of agents
+_MOST_BYTES = 2**16  # the same for the bytes of messages, because the server keeps many entries in memory
 
 
 class ToldMessage(NamedTuple):
     """A message to agent `to` for step `deliver`, which its sender sent in a step that the sender ran ahead of time.
 
     `line` is the payload as JSON, and `topic` the subtopic. `ordinal` is the number, from 0, of the message among those
-    that the sender sent in the same step. `asks` says that the message is a question. `answers` is the id of the
-    question that it answers (None: it is no answer).
+    that the sender sent in the same step. `asks` is True if the message is a question. `answers` is the id of
+    the question that the message answers (None: the message is no answer).
     """
 
     to: AgentId

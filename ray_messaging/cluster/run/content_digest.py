@@ -51,7 +51,7 @@ def content_digest(value: object, *, anywhere: bool = True, longest_s: float = _
     object has changed in this process, but it is computed faster, and the object may contain itself. `longest_s` is in
     seconds of processor time.
 
-    A value has no digest if it cannot be pickled. It has none either if it contains an object whose class has Python
+    A value has no digest if it cannot be pickled. It also has no digest if it contains an object whose class has Python
     code, such as `__getstate__`, that runs when the object is pickled or its attributes are read. Such code may be
     slow, or change the object.
     """

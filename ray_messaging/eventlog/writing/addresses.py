@@ -14,10 +14,10 @@ from ray_messaging.eventlog.log_schema import DICTIONARY_ENTRIES
 from ray_messaging.eventlog.writing.repeated_columns import NAME, Codes, coded, each_its_own, nulls, places, same
 from ray_messaging.model.columns import INT, NONE, STR, IdColumn
 
-_DIGITS = 4  # the most digits that one table look-up writes
-_TYPES = (np.dtype("u1"), np.dtype("u2"), np.dtype("S3"), np.dtype("u4"))  # the types of texts of 1, 2, 3 and 4 digits
-_FEW = 64  # for fewer numbers, Arrow's formatting is as fast
-_MOST_BYTES = 2**31 - 1  # the most bytes of all texts in one Arrow array
+_DIGITS = 4  # one table look-up writes at most this many digits
+_TYPES = (np.dtype("u1"), np.dtype("u2"), np.dtype("S3"), np.dtype("u4"))  # of 1, 2, 3 and 4 bytes: one per digit
+_FEW = 64  # for fewer numbers than this, Arrow's formatting is as fast
+_MOST_BYTES = 2**31 - 1  # all texts of one Arrow array together may have at most this many bytes
 
 
 def numbered_texts(head: str, numbers: NDArray[np.int64], tail: str = "") -> pa.StringArray:
@@ -65,8 +65,8 @@ def _digits(count: int) -> NDArray[Any]:
     return np.frombuffer(b"".join(b"%0*d" % (count, number) for number in range(10**count)), _TYPES[count - 1])
 
 
-# If the range of the values is at most this many times their number, the distinct values are found with a table,
-# because hashing takes ten times as long.
+# If the range of some values is at most this many times the number of values, a table finds the distinct values.
+# Hashing takes ten times as long.
 _NEAR = 4
 
 
@@ -126,7 +126,7 @@ def _is_plain(topic: str) -> bool:
 
 
 def subtopics(rows: int, topics: Sequence[str], of: Codes | None) -> pa.Array:
-    """Return the subtopics of all rows.
+    """Return a column with the subtopic of each row, or null if the row's channel is a plain one.
 
     Args: `of` has the index of each row's topic (None: all rows have the first topic).
     """

@@ -57,8 +57,8 @@ HOLD = "event log"
 _START = "0-0"
 _FRAMES = 16  # the most frames that one read of a box returns
 _STEPS = 8  # the most steps whose boxes are listed by one call
-# Messages from outside may be for a step up to this many after the latest one. For example, a group that joins may
-# accept messages for the step after the next one.
+# A message from outside of steps may be for a step that is up to this many steps after the latest step. For example, a
+# group that joins may accept messages for the second step after the latest one.
 _AHEAD = 3
 _TEXT_BYTES = 2**30
 
@@ -92,7 +92,7 @@ class StepFeed:
         self._passed = passed
         self._held = -1
         self._sizes: dict[int, int] = {}  # for each step that is in no file yet, the size of its frames in bytes
-        # For each box, the entry up to which all frames belong to steps that are in the log.
+        # For each box, the entry up to which all frames were sent in steps that were read for the log.
         self._after: dict[str, str] = {}
         self._asked = self._answered = 0
         self._question = asyncio.Event()
@@ -107,8 +107,8 @@ class StepFeed:
         held = progress.holds.get(HOLD)
         handled, outside = position or self.position
         # The server decides where the log continues. A hold is a request to keep the boxes of the steps after a given
-        # step. If the server has no hold of the log, it has not kept the boxes of sealed steps. If it has one, the
-        # steps up to the hold are in files. A server that begins anew also begins the numbers of its steps anew.
+        # step. If the server has no hold of the log, it has not kept the boxes of sealed steps. If the server has
+        # a hold, the steps up to the hold are in files. A server that has lost its data numbers steps from 0 again.
         handled = progress.sealed if held is None else min(max(handled, held), progress.sealed)
         await self._store.hold(HOLD, handled)
         self._held = handled
@@ -131,7 +131,7 @@ class StepFeed:
             self._sizes = {step: nbytes for step, nbytes in self._sizes.items() if step > self._held}
 
     async def end(self) -> None:
-        """Let the server remove messages of steps without waiting for the log."""
+        """Allow the server to remove messages of steps that are not in the log."""
         await self._store.drop_hold(HOLD)
 
     def ask(self) -> Callable[[], bool]:
@@ -165,7 +165,7 @@ class StepFeed:
         """Wait until something new has happened in a step, or until `ask` is called.
 
         Args: `news` is the id of the last event that was seen, in the server's stream of events of steps. If `ask` ends
-        the wait, the next call continues the same request to the server.
+        the wait, the next call of this method waits for the answer to the same request.
         """
         if self._news is None:
             waiting = self._reader.retry(partial(self._store.wait, news, STEP_NEWS_TIMEOUT_S))
@@ -180,7 +180,7 @@ class StepFeed:
             done.result()
 
     async def _pass_on_sealed(self, sealed: int) -> None:
-        """Pass the messages of each step that has ended for all groups, up to the step `sealed`, to the log."""
+        """Pass to the log the messages of the steps up to `sealed`, the last step that has ended for all groups."""
         listed = self.position.handled
         for step in range(listed + 1, sealed + 1):
             if step > listed:
@@ -198,7 +198,7 @@ class StepFeed:
             self._after = {box: entry for box, entry in self._after.items() if _step_of(box) > step + 1}
 
     async def _pass_on_outside(self, progress: Progress) -> None:
-        """Pass new messages that were sent outside of steps to the log, although no group has read them yet."""
+        """Pass to the log the new messages from outside of steps, although no group has read them yet."""
         parts: list[LoggedPart] = []
         handled, outside = self.position.handled, dict(self.position.outside)
         last = max(progress.latest, progress.sealed) + _AHEAD
@@ -217,7 +217,7 @@ class StepFeed:
         If the box is read in `step` itself, these are the messages from outside of steps. If it is read in a later
         step, these are the messages that groups sent in `step`.
 
-        Each part comes with a bool, which says whether it has changes that rules for whole steps made.
+        Each part comes with a bool: True if it has messages that rules for whole steps have blocked or changed.
 
         Args: `covers` says which attempts at steps have valid frames in the box.
         """
@@ -383,9 +383,9 @@ class Earlier:
     def kept_in(self, part: LoggedPart, keys: NDArray[np.int64]) -> LoggedPart:
         """Return `part` with a log note that has the payloads as the agents sent them.
 
-        `part` has messages that rules for whole steps have changed. If a rule for single messages had changed a message
-        before, the log note gets the message's original payload. If the log note names no rule for this message, it
-        gets the rule for single messages, too.
+        `part` has messages that rules for whole steps have changed. If a rule for single messages changed a message
+        before, the note gets the message's original payload. If the note names no rule for the message, the note also
+        gets the rule for single messages.
 
         Args: `keys` has, for each row, the key under which this object keeps the earlier change of the message.
         """

@@ -15,7 +15,10 @@ _LIMIT = 60
 
 
 class ConversationPage:
-    """The fields for two agents, and their messages, which are refreshed while the experiment runs."""
+    """A page with two fields for agents, and the messages between these agents.
+
+    The messages are refreshed while the experiment runs.
+    """
 
     def __init__(self, cache: AnswerCache, asked: Mapping[str, str]) -> None:
         self._cache = cache
@@ -35,7 +38,7 @@ class ConversationPage:
             ui.timer(_EVERY_S, self.show)
 
     async def offer(self) -> None:
-        """Offer the pairs that wrote most to each other."""
+        """Show links to the conversations of the pairs of agents that wrote most."""
         with self._problem.told():
             society = await self._cache.shared("society", self._cache.source.society, _SOCIETY_S)
             with self._pairs:

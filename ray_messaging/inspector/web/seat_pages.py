@@ -28,10 +28,10 @@ from ray_messaging.errors import ConfigError, InvalidAddress, MessagingError
 from ray_messaging.inspector.page_values import visible
 
 _LOOK_S: Final = 1.0  # seconds between two reads of the experiment's seats
-_MOST_BYTES: Final = 2**20  # the most bytes of a request
+_MOST_BYTES: Final = 2**20  # a request may have at most this many bytes
 _COOKIE_S: Final = 30 * 24 * 3600  # a month, so that a person who comes back after some days needs no new link
 _DIGITS: Final = 16
-_AT_ONCE: Final = 10  # the most requests that wait for a change of one seat's page
+_AT_ONCE: Final = 10  # at most this many requests wait for a change of one seat's page
 _HTML: Final = (Path(__file__).parents[1] / "pages" / "seat.html").read_text()
 
 
@@ -91,9 +91,10 @@ class _SeatPages:
             raise _Refused(503, "The study cannot be reached now.") from error
 
     async def _token_of(self, request: Request) -> tuple[AgentId, str]:
-        """Return the agent that a request names, and the token of the agent's seat, which is a person's web page.
+        """Return the agent that a request names, and the token of the agent's seat.
 
-        The token is "" if there is no such seat.
+        A seat is a web page on which a person plays an agent. The token is "" if the agent has no seat. If the request
+        names no valid id, the agent is "", too.
         """
         try:
             agent = check_id(request.path_params["agent"])
@@ -111,7 +112,9 @@ class _SeatPages:
         self._tokens = await self._call("seat_tokens")
 
     async def _admitted(self, request: Request) -> AgentId:
-        """Return the agent whose seat (a web page for a person who plays the agent) a request is for.
+        """Return the agent that a request names, if the person may see the agent's seat.
+
+        A seat is a web page on which a person plays an agent.
 
         Raises: _Refused unless the request has the seat's cookie.
         """

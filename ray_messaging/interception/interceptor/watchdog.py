@@ -97,8 +97,8 @@ class RunningRule:
     def strike(self, thread: int, calls: int) -> None:
         """Interrupt the rule that runs in another thread, if it is still in the call with the number `calls`."""
         with self._lock:
-            # `struck` is set before `rule` is read. A caller whose rule has ended first clears `rule`, and then reads
-            # `struck`. So at least one of the two threads sees what the other thread has done.
+            # This thread sets `struck` before it reads `rule`. When a rule ends, the thread of the rule clears `rule`
+            # before it reads `struck`. So at least one of the two threads sees what the other thread has done.
             self.struck = True
             if self.rule is not None and self.calls == calls:
                 _interrupt(thread, id(Stuck))
@@ -140,7 +140,7 @@ class RuleCalls:
 
     def __init__(self) -> None:
         self.abandoned: dict[asyncio.Task[object], Rule] = {}
-        self.abandoned_at = 0.0  # the loop time at which a call was last abandoned
+        self.abandoned_at = 0.0  # the time of the event loop at which a call was last abandoned
 
     async def run(self, rule: Rule, call: Callable[[], Awaitable[T]], limit_s: float, result: str) -> T | BaseException:
         """Return the result of a call, or the error that the call has raised.
@@ -181,10 +181,11 @@ async def _ended(rule: Rule, call: Callable[[], Awaitable[T]]) -> T | BaseExcept
 class Watchdog:
     """A thread that interrupts, and logs, each rule that runs for longer than `rule_timeout_s`.
 
-    An interrupt is an exception, which reaches only Python code. If a rule still blocks the event loop `exit_after_s`
-    seconds after the interrupt, the process ends with a traceback on stderr, and Ray restarts the actor. The process
-    also ends if no Python code has run for that long, such as during a runaway regular expression. For this the
-    watchdog uses the timer of `faulthandler`. A process has only one such timer.
+    An interrupt is an exception, which reaches only Python code. If a rule still blocks the event loop about
+    `exit_after_s` seconds after the interrupt, the process ends with a traceback on stderr, and Ray restarts the actor.
+    The process also ends if no Python code has run for `exit_after_s` seconds, such as during a runaway regular
+    expression. For this the watchdog uses the timer of `faulthandler`. A process has only one such timer. If
+    `exit_after_s` is None, the process goes on.
     """
 
     def __init__(

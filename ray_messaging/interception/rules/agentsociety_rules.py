@@ -79,7 +79,8 @@ class Block(SlowRule):
         _check_forward(block, "block", form, self.name)
         if make_llm is not None and (llm is not None or not callable(make_llm)):
             raise RuleError(
-                "pass either llm, or make_llm, a function that returns the llm, and not both",
+                f"rule {self.name!r} has both llm and make_llm, or a make_llm that is not a function: pass either llm, "
+                "or make_llm, a function that returns the llm",
                 rule=self.name,
             )
         self.block = block
