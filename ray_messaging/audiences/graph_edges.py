@@ -51,7 +51,7 @@ class Adjacency(NamedTuple):
 
     @property
     def neighbours(self) -> NDArray[np.int32]:
-        """Return the neighbours of all agents, agent by agent. They are copied unless the adjacency is `contiguous`."""
+        """Return the neighbours of all agents, agent by agent: a copy, unless the adjacency is `contiguous`."""
         if len(self.starts) and self.contiguous:
             return self.others[self.starts[0] : self.starts[-1] + self.lengths[-1]]
         return self.others[gathered(self.starts, self.lengths)]
@@ -100,8 +100,8 @@ class GraphHearing:
 
     There are `agents` hearers. Hearer `at[i]` hears the senders that are the neighbours of agent i in `into`. Hearers
     that are not in `at` hear nobody. There are `senders` senders. `places` has the index of each row's sender, or -1 if
-    nobody hears the row. The values of each sender's rows are combined first, so that each pair of sender and hearer
-    costs only one lookup of the sender.
+    nobody hears the row. In sums and extremes, the values of each sender's rows are combined first, so that each pair
+    of sender and hearer costs only one lookup.
     """
 
     def __init__(

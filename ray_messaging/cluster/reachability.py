@@ -41,8 +41,8 @@ def reached_nodes(askers: Mapping[str, Any], timeout_s: float) -> list[NodeFacts
     """Return facts about the nodes that are alive according to Ray; [] if there is only one. This blocks.
 
     Args:
-        askers: Actors that, like this process, try to connect to the nodes. Findings call them by their keys.
-        timeout_s: The most seconds to wait for the actors.
+        askers: Actors that, like this process, try to connect to the nodes. The keys are their names in the facts.
+        timeout_s: How many seconds to wait for the actors at most.
     """
     alive = [each for each in ray.nodes() if each["Alive"]]
     if len(alive) < 2:

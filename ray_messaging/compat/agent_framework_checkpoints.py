@@ -18,7 +18,7 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,199}")
 class WorkflowCheckpoints:
     """A CheckpointStorage of agent-framework: a folder with a JSON file for each checkpoint.
 
-    Args: `values` has the types of the workflow.
+    Args: `values` turns the workflow's values into JSON and back.
     """
 
     def __init__(self, folder: str | Path, values: Values) -> None:
@@ -63,7 +63,8 @@ class WorkflowCheckpoints:
     def _path(self, checkpoint_id: str) -> Path:
         if not _NAME.fullmatch(checkpoint_id):
             raise WorkflowCheckpointException(
-                f"{checkpoint_id!r} is not the id of a checkpoint: use letters, digits and -"
+                f"{checkpoint_id!r} is not the id of a checkpoint: use at most 200 ASCII letters, digits, '.', '_' and "
+                "'-', with a letter or digit first"
             )
         return self.folder / f"{checkpoint_id}.json"
 

@@ -78,9 +78,9 @@ class _InheritedTools(EnvMeta):  # type: ignore[misc,unused-ignore]  # without A
 class OrderedSocialSpace(SimpleSocialSpace, metaclass=_InheritedTools):  # type: ignore[misc,unused-ignore]
     """AgentSociety's SimpleSocialSpace, but with messages that do not depend on the order in which agents run.
 
-    Args: `agent_id_name_pairs` is the argument of SimpleSocialSpace. `experiment` is the name of a running experiment.
-    Its rules judge each message at the end of the step, and its log records the message. None: there are no rules and
-    no log.
+    Args: `agent_id_name_pairs` is the argument of SimpleSocialSpace. `experiment` is the name of a running experiment
+    (None: no experiment). The experiment's rules judge each message at the end of the step, and the experiment's log
+    records the message.
     """
 
     def __init__(self, agent_id_name_pairs: Sequence[Sequence[int | str]] = (), experiment: str | None = None) -> None:
@@ -89,7 +89,7 @@ class OrderedSocialSpace(SimpleSocialSpace, metaclass=_InheritedTools):  # type:
         self._experiment = experiment
         self._messager: Messager | None = None
         self._turns: dict[int, _Turn] = defaultdict(_Turn)
-        self._run = uuid.uuid4().hex  # an id of this simulation: others may use the same experiment
+        self._run = uuid.uuid4().hex  # this simulation's id; other simulations may use the same experiment
         # By agent: the trace id of the agent's step, and copies of the agent's unread messages and of its record in
         # `_turns`, as they were when this step began.
         self._attempts: dict[int, tuple[str, list[Message], _Turn]] = {}
@@ -116,7 +116,8 @@ class OrderedSocialSpace(SimpleSocialSpace, metaclass=_InheritedTools):  # type:
     def _turn(self, agent_id: int) -> _Turn:
         """Return the record of what an agent has done since the last step. The caller may change the record.
 
-        If another process had begun the agent's step and died, the record from before the step is restored first.
+        If another process had begun the agent's step and died, the agent's record and unread messages from before the
+        step are restored first.
 
         Raises: RuntimeError if another process has begun the step again, so that this process is too late.
         """

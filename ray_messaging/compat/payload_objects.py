@@ -43,7 +43,7 @@ class Misfit(Exception):
         self.field = field
 
 
-# The library that encodes objects of a type. None: the objects are no PayloadObjects, but dicts, for example.
+# The library that encodes the objects of a type. None: such objects, for example dicts, are no PayloadObjects.
 Form = Literal["msgspec", "pydantic"] | None
 
 
@@ -129,7 +129,7 @@ def _msgspec_reader(kind: type[T]) -> Callable[[Encoded], T]:
 
 
 def explained(text: str) -> tuple[str, str]:
-    """Split the text of an error of msgspec; return the reason and the path of the field."""
+    """Split the text of a msgspec error into its reason and the path of the field; return both."""
     found = _PATH.search(text)
     reason, path = (text[: found.start()], _INDEX.sub(r".\1", found[1])) if found else (text, "")
     named = _MISSING.search(reason) or _UNKNOWN.search(reason)

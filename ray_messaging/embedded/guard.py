@@ -35,15 +35,15 @@ else:
     from ray_messaging.embedded import data_directory
     from ray_messaging.embedded.guard_watch import Fsync, GuardWatch, HandedOver, Ordered, Port, Stopped
 
-# The guard gives the server up if it neither answers nor uses CPU time for this long. The owner gives the guard up
-# if the guard sends no event for 10 s.
+# The guard gives up a server that starts, but neither answers nor uses CPU time for this long. During the start, the
+# owner gives the guard up if the guard sends no event for 10 s.
 ANSWER_TIMEOUT_S: Final = 8.0
 READY_POLL_S: Final = 0.01
 # The time limit for an answer on the port, where another program may listen that never answers.
 PROBE_TIMEOUT_S: Final = 0.25
 STOP_TIMEOUT_S: Final = 5.0  # the time for the last fsync; then the server is killed
-# In this time, the server can write half a gigabyte. Together with STOP_TIMEOUT_S, it is below the 15 s after which the
-# owner kills the guard.
+# The time limit for the rewrite of the append-only file before a stop. In this time, the server can write half a
+# gigabyte. The sum of this limit and STOP_TIMEOUT_S is below 15 s, after which the owner kills the guard.
 REWRITE_TIMEOUT_S: Final = 5.0
 REWRITE_POLL_S: Final = 0.02
 REWRITES: Final = (
@@ -74,7 +74,7 @@ class Valkey:
         self._path = path
         config = path / data_directory.CONFIG_NAME
         same = config.exists() and config.read_text() == order["config"]
-        if not same:  # if the file has the right text it is kept, because on a full disk it could not be written again
+        if not same:  # a file with the right text is kept, because on a full disk it could not be written again
             config.unlink(missing_ok=True)
             config.write_text(order["config"])  # with the guard's umask, the file gets the mode 0600
         log = path / data_directory.LOG_NAME
@@ -192,7 +192,8 @@ def serve(order: dict[str, Any], path: Path, lock: int, port: Port, watch: Guard
     try:
         port.open()
         valkey = Valkey(order, path, lock)
-    except OSError as error:  # memory, disk or processes are used up; this may pass, so the data are kept
+    # The port is taken, or memory, disk or processes are used up. This may pass, so the data are kept.
+    except OSError as error:
         kind = "port" if error.errno == errno.EADDRINUSE else "server"
         return send_failure(data_directory.CannotStart(kind, f"cannot start Valkey: {error}", ""))
     fsync = None

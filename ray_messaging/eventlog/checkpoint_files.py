@@ -41,7 +41,7 @@ def write_checkpoint(folder: Folder, step: int, copied: Sequence[CopiedKey]) -> 
 
 
 def read_checkpoint(folder: Folder, step: int) -> Iterator[CopiedKey]:
-    """Yield the keys of the server that a checkpoint has, each with the values that it had after the step.
+    """Yield the server's keys from the checkpoint of a step, each with the values that it had after the step.
 
     Raises: LogError if the checkpoint is damaged or absent; ConfigError if another version of ray_messaging wrote it in
     another format.

@@ -14,9 +14,9 @@ T = TypeVar("T")
 
 INTERCEPTOR = "interceptor"  # the `name` in the Fenced error of an interceptor that has a successor
 # Numbers that stand in place of an interceptor's epoch:
-FOREIGN = -1  # the verdicts of an interceptor that the server does not know, such as a foreign actor with `forward`
+FOREIGN = -1  # verdicts without an epoch, such as those of a user's own actor with a method `forward`
 NOBODY = -2  # no verdicts; the server accepts this only if the experiment has no interceptor
-MIXED = -3  # the verdicts of several interceptors; the server never accepts this
+MIXED = -3  # verdicts with different epochs; the server never accepts this
 _EPOCHS = 2**62
 PATIENCE_S = 2.0  # a request about deferred messages is answered after this time, even if there are no verdicts
 
@@ -97,7 +97,7 @@ class BatchVerdict(msgspec.Struct, array_like=True):
         self.deferred |= other.deferred
 
     def moved(self, places: Mapping[int, int]) -> "BatchVerdict":
-        """Return these verdicts with the row numbers of another batch.
+        """Return these verdicts with the row numbers of another batch, and with the epoch FOREIGN.
 
         Row i becomes row `places[i]`. Verdicts on rows that are not in `places` are left out.
         """

@@ -11,10 +11,10 @@ from ray_messaging.addressing.channels import AgentId
 from ray_messaging.model.message_ids import MessageIdColumn
 
 T = TypeVar("T")
-_ROW_BYTES = 16  # the most bytes that msgpack needs for a row's number and for the lengths of two strs
+_ROW_BYTES = 16  # enough bytes for a row's number and for the lengths of two strs in msgpack
 
 
-UNRESOLVED = 0  # stands in place of a version of an audience that will be looked up later
+UNRESOLVED = 0  # stands in place of an audience's version, which will be looked up later
 
 
 class AudiencePairs(NamedTuple):
@@ -50,7 +50,7 @@ AskedOutside = dict[int, OutsideQuestion]  # key: the row of a question, or of a
 class InHand(NamedTuple):
     """A message whose handler waits for an answer: the mailbox, the message's id, and the agent that handles it.
 
-    `slots` is the most handlers that `serve` runs at once for the mailbox, or 0 if there may be other calls of `serve`.
+    `slots` is how many handlers `serve` may run at once for the mailbox, or 0 if there may be other calls of `serve`.
     """
 
     mailbox: str
@@ -156,7 +156,7 @@ class Extension(msgspec.Struct, eq=False, kw_only=True):
 
     @property
     def row_bytes(self) -> int:
-        """Return the most bytes that the extension of one row takes when the batch is encoded."""
+        """Return how many bytes the extension of one row takes at most when the batch is encoded."""
         columns: tuple[Any, ...] = (self.deliver, self.ordinal, self.expects_answer)
         in_columns = sum(column.itemsize for column in columns if isinstance(column, np.ndarray))
         names = (len(each.mailbox) + len(each.question) + _ROW_BYTES for each in self.asked_outside.values())
@@ -179,7 +179,7 @@ def _joined_rows(parts: Sequence[tuple[dict[int, T], int]]) -> dict[int, T]:
 
 
 def _rows_of(values: dict[int, T], rows: NDArray[np.intp]) -> dict[int, T]:
-    """Return the values that some rows have, by the row's position in `rows`. The keys of `values` are rows.
+    """Return the values of some rows. The keys of `values` are rows, those of the result are positions in `rows`.
 
     Rows without a value are left out.
     """

@@ -12,7 +12,7 @@ FateName = Literal["delivered", "published", "undeliverable", "blocked"]
 
 
 class Fate(NamedTuple):
-    """The properties of a fate. Names that are not in the table, such as "unknown", have the defaults."""
+    """The properties of a message's fate. Fates that are not in `_TABLE`, such as "unknown", have the defaults."""
 
     meaning: str = ""
     colour: str = "#8b93a1"
@@ -39,13 +39,13 @@ DELIVERED, PUBLISHED, UNDELIVERABLE, BLOCKED, UNKNOWN = range(len(FATES) + 1)  #
 NAMES = (*FATES, "unknown")  # NAMES[code] is the name of a fate
 SENT = tuple(name for name, fate in _TABLE.items() if fate.sent)
 STORED = tuple(name for name, fate in _TABLE.items() if fate.stored)
-# IS_SENT[code] is the `sent` of the fate with this code, IS_STORED[code] its `stored`.
+# For the fate NAMES[code], IS_SENT[code] is the field `sent`, and IS_STORED[code] the field `stored`.
 IS_SENT, IS_STORED = (np.array([name in those for name in NAMES]) for those in (SENT, STORED))
 
 
 def facts_of(name: str) -> Fate:
     """Return the properties of a fate.
 
-    A log of another version of this package may have an unknown name. For such a name the defaults are returned.
+    A log that another version of this package wrote may have an unknown name. Such a name has the defaults.
     """
     return _TABLE.get(name, Fate())  # type: ignore[call-overload,no-any-return]  # other names have the defaults

@@ -133,8 +133,10 @@ class AgentMover:
 
         In steps, if the target does not take part in the next step yet, this waits until it does.
 
-        Raises: UnknownName if an agent or the target does not exist; AlreadyExists if the target has an agent already;
-        MoveFailed if the agents could not leave within `timeout` seconds; Fenced if the mailbox has a newer reader.
+        Raises: UnknownName if an agent, the source or the target does not exist; AlreadyExists if source and target are
+        the same; ConfigError if, in steps, the source listens to channel patterns; MoveFailed if the agents could not
+        leave within `timeout` seconds, or for another reason that prevents the move; Fenced if the source mailbox has a
+        newer reader.
         """
         if self._unread is None:
             await self._move(timeout, asyncio.get_running_loop().time() + timeout)
@@ -147,7 +149,7 @@ class AgentMover:
 
         Raises: one of the errors of `run`, if further attempts are useless, or after the deadline.
         """
-        tried: list[int] = []  # the versions that earlier attempts of this move would have given the directory
+        tried: list[int] = []  # the versions of the directory that earlier attempts at this move tried to make
         refused: MoveOutcome | None = None  # why the last attempt has changed nothing
         backoff = Backoff(STALE_DIRECTORY_RETRY, deadline=deadline)
         while True:
@@ -236,9 +238,9 @@ class AgentMover:
         record = None if self._target is None else self._directory.records.get(self._target)
         if outcome is MoveOutcome.TOO_LARGE:
             raise self._failed(
-                f"group {self._target!r} cannot take a batch of messages that waits in {self._source!r}, because the "
-                f"batch is too large for its mailbox: let {self._source!r} fetch that batch first, or raise the "
-                f"mailbox_bytes of {self._target!r}"
+                f"a batch of messages that waits in group {self._source!r} is too large for the mailbox of group "
+                f"{self._target!r}: let {self._source!r} fetch that batch first, or raise the mailbox_bytes of "
+                f"{self._target!r}"
             )
         if self._unread is None and record is not None and record.exclusive:
             raise self._failed(
@@ -292,7 +294,7 @@ class UnreadMessages:
         self._epoch = epoch
         self._unfolder = unfolder
         self._most_messages, self._most_bytes = settings.complete_messages, settings.complete_bytes
-        self._number = 0  # the number of attempts to move agents
+        self._number = 0  # how many attempts to move agents were made
         self._end = ""  # the mailbox's last entry when the mailbox was last read to its end
         self._moving = asyncio.Lock()
 
@@ -493,7 +495,7 @@ def pass_over(flight: InFlight, pieces: Iterable[Piece]) -> list[Slice]:
 
 
 def _arrival(source: str) -> bytes:
-    """Encode the frame by which a mailbox's reader learns that agents have come from mailbox `source`."""
+    """Encode a frame that tells a mailbox's reader: agents have come from mailbox `source`."""
     nobody = IdColumn.of([])
     lines = PayloadColumn.of([], raw=True)
     return encode(

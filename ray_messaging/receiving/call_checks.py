@@ -6,7 +6,7 @@ from typing import Literal
 
 from ray_messaging.errors import ConfigError
 
-# What commits a message: the next fetch ("next"), or only a call of `ack` ("acked").
+# What commits a fetched message: the next fetch ("next"), or only a call of `ack` ("acked").
 CommitMode = Literal["next", "acked"]
 
 

@@ -31,7 +31,7 @@ from ray_messaging.transports.transport_values import Conclusion
 if TYPE_CHECKING:
     from ray_messaging.transports.transport import RedisTransport
 
-# The most acknowledged ranges after the cursor. There is a limit, because each commit contains all of them.
+# The limit on the number of acknowledged ranges after the cursor. It exists because each commit contains all of them.
 MOST_RANGES = 10_000
 _TRIMMED = 64  # items of `_parts` before the cursor are deleted only when there are more than this many
 
@@ -59,10 +59,10 @@ class InFlight:
     """The rows that were taken from a mailbox and that its cursor has not passed yet.
 
     All rows are numbered in the order of taking. `taken` is the number of rows taken so far, and `front` is how many of
-    them the cursor has passed. Rows that are acknowledged after
-    the cursor are kept as intervals of numbers, so that adjacent rows are one interval, even if they belong to
-    different entries. `ahead` has ranges that were not taken yet, but were acknowledged earlier, by an earlier reader
-    or by handles of an earlier process. The reader skips these ranges.
+    them the cursor has passed. Acknowledged rows after the cursor are kept as intervals of their numbers, so that
+    adjacent rows are one interval, even if they belong to different entries. `ahead` has ranges that were not taken
+    yet, but were acknowledged earlier, by an earlier reader or by handles of an earlier process. The reader skips these
+    ranges.
     """
 
     def __init__(self, cursor: Cursor, acked: Iterable[AckRange] = ()) -> None:
@@ -120,7 +120,7 @@ class InFlight:
 
         A frame without rows only moves the cursor.
 
-        Args: `whole` says that the entry's last row is among the rows; then `nbytes` is the size of the frame.
+        Args: `whole` is True if the entry's last row is among the rows. Then `nbytes` is the size of the frame.
         """
         if not whole:
             nbytes = 0
@@ -176,11 +176,11 @@ class InFlight:
         return offset + max(low, part.low), offset + min(high, part.high)
 
     def runs(self, rows: Iterable[tuple[str, int, int]]) -> list[tuple[int, int]]:
-        """Return the numbers of messages as intervals (first, last + 1). Messages before the cursor are left out.
+        """Return which numbers some rows have, as intervals (first, last + 1). Rows before the cursor are left out.
 
-        Messages are numbered in the order in which they were taken.
+        Rows are numbered in the order in which they were taken.
 
-        Args: `rows` has triples: a stream entry, its first row, and the row after its last one.
+        Args: `rows` has triples (entry, low, high): the rows from `low` to before `high` of a stream entry.
         """
         runs: list[tuple[int, int]] = []
         for entry, first, last in rows:
@@ -217,7 +217,7 @@ class InFlight:
         return fresh
 
     def unacked(self, slices: Sequence[Slice]) -> list[Slice]:
-        """Return the rows of slices of batches that are not acknowledged, as slices.
+        """Return, as slices, those rows of the given slices that are not acknowledged.
 
         Messages of foreign clients always count as not acknowledged.
         """
@@ -325,10 +325,10 @@ class Commits:
         self._transport = transport
         self._mailbox = mailbox
         self._epoch = epoch
-        self.handed_out: list[tuple[int, int]] = []  # the numbers of the rows that the next fetch will commit
+        self.handed_out: list[tuple[int, int]] = []  # rows that the next fetch will commit: intervals of numbers
         self._written = 0  # the value of `in_flight.changes` at the last write
-        self._ranges_stored = bool(acked)  # whether the server may have acknowledged ranges after the cursor
-        self.writing = asyncio.Lock()  # held by whoever writes, or must prevent writes
+        self._ranges_stored = bool(acked)  # whether acknowledged ranges may be stored on the server
+        self.writing = asyncio.Lock()  # held during a write, and while no write may begin
         self.progress = asyncio.Event()  # set after each write
         self._background: asyncio.Task[None] | None = None
 
@@ -383,20 +383,20 @@ class Commits:
         )
         if fetched:
             done.cursor = flight.cursor
-            # If the condition is false, the server has no acknowledged ranges, and there are no ranges to write.
+            # If the next condition is false, the server has no ranges after the cursor, and there are none to write.
             if self._ranges_stored or flight.apart or flight.ahead:
                 done.acks = flight.acks()
                 self._ranges_stored = True  # it becomes False only when the server has confirmed a write without ranges
         return done
 
     def concluded(self, done: Conclusion) -> None:
-        """Record that the server has written the changes of the mailbox that `conclusion` returned."""
+        """Record that the server has written `done`, which `conclusion` returned."""
         if done.cursor is not None:
             self._written, self._ranges_stored = done.changes, done.acks is not None and done.acks.ranges != b""
             self.progress.set()
 
     async def write(self) -> None:
-        """Write the cursor, up to which messages are acknowledged, unless the server has it already.
+        """Write all acknowledgements to the server, unless it has them already.
 
         Raises: Fenced if a newer reader has the mailbox.
         """

@@ -13,8 +13,8 @@ from ray_messaging.model.batch import Batch
 class Unfolder:
     """Unfolder of the folded frames of one mailbox. A folded frame has one row for each broadcast.
 
-    A frame is folded for the agents that the mailbox had when the frame was written, and the frame names them by a
-    digest. So the unfolder knows the mailbox's current and former agents.
+    A frame is folded for the agents that the mailbox had when the frame was written. The frame has a digest of this set
+    of agents. So the unfolder knows the mailbox's current and former sets of agents.
     """
 
     def __init__(self, audiences: AudienceCache) -> None:
@@ -58,14 +58,14 @@ class Unfolder:
         return await self._audiences.toward(audience_of(broadcasts), agents, agents_digest(agents))
 
     def agents_of(self, digest: bytes) -> AgentSet:
-        """Return the agents that a folded frame names by this digest.
+        """Return the set of agents that has this digest, which a folded frame contains.
 
         Raises: FrameError if this process does not know the agents.
         """
         self._named |= {agents_digest(agents): agents for agents in self._unnamed}
         self._unnamed.clear()
         found = self._named.get(digest)
-        if found is None:  # the mailbox may have got other agents before this process started
+        if found is None:  # `self._named` lacks agents that the mailbox had before this process started
             found = next((agents for agents in self.former() if agents_digest(agents) == digest), None)
             self._named |= {} if found is None else {digest: found}
         if found is None:

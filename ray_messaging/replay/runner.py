@@ -35,7 +35,7 @@ of_worker = OfHost[Worker]()
 
 
 class ReplayActor:
-    """The Ray actor of one group, which has the group's `Worker`."""
+    """The Ray actor of one group. It runs the group's `Worker`."""
 
     def __init__(self, messaging: Messaging, share: WorkerShare) -> None:
         self._messaging = messaging
@@ -121,7 +121,7 @@ class ReplayRunner:
         return percentiles(np.concatenate([latencies[WARM_UP:] for latencies in found]))
 
     def close(self) -> None:
-        """Close the groups, and end their actors. It may be called twice."""
+        """Close the groups, and end their actors. A second call does nothing."""
         actors, self._actors = self._actors, []
         if actors and ray.is_initialized():
             leaving = [actor.close.remote() for actor in actors]

@@ -30,7 +30,7 @@ _FEW = 64
 
 
 class BulkSender:
-    """The sender of many messages in one call. Each batch of the call is accepted when there is capacity for it."""
+    """The sender for bulk sends: calls with many messages. Each batch is accepted when there is capacity for it."""
 
     def __init__(self, accumulator: Accumulator, frames: FrameSender, audiences: AudienceCache) -> None:
         self._accumulator = accumulator
@@ -60,9 +60,12 @@ class BulkSender:
         return await self._send(batches, partial(self._put, checked), sum(map(len, batches)))
 
     async def relay(self, batches: Sequence[Batch]) -> Receipts:
-        """Send batches that another process has made; return the receipts of all rows.
+        """Send batches that another process has made; return the receipts of all rows, or what `broadcast` returns.
 
-        Raises: PayloadMismatch, before any message is sent, if a schema refuses a payload.
+        Batches of broadcasts to an audience whose hearers are not looked up yet are sent by `broadcast`.
+
+        Raises: PayloadMismatch, before any message is sent, if a schema refuses a payload; UnknownName for an audience
+        that does not exist.
         """
         if batches and batches[0].unspread:
             return await self.broadcast(batches)
@@ -104,7 +107,7 @@ class BulkSender:
     def _add(self, checked: int, batch: Batch, call_row: int) -> BulkWaiter:
         """Accept a batch of another process. If it is small and has only plain messages, join it to the open batch.
 
-        Return the object whose future gets the receipts of the batch.
+        Return an object whose future gets the receipts of the batch.
 
         Args: `checked` is the version of the schemas by which the batch was checked; `call_row` is the index of the
         batch's first message in the bulk send.
@@ -119,7 +122,7 @@ class BulkSender:
         return self._put(checked, PendingBatch.of(batch), call_row, own=False)
 
     def _put(self, checked: int, pending: PendingBatch, call_row: int, *, own: bool = True) -> BulkWaiter:
-        """Accept a batch that is not joined with other messages. Return the object whose future gets its receipts.
+        """Accept a batch without joining it with other messages. Return an object whose future gets the receipts.
 
         Args: `checked` is the version of the schemas by which the batch was checked. The schemas may have changed while
         the batch waited for capacity. If `own` is true, this process has made the batch, and decides here whether the

@@ -36,8 +36,8 @@ _FAILED = -2
 # The interceptor accepts a limited number of open requests, and answers each within a few seconds. With the pause, the
 # open requests of one messager stay below this limit.
 _GATHER_S = 0.005
-# The most rows of a request. An answer arrives as soon as one verdict is known. The rows without a verdict are put into
-# a later request.
+# How many rows one request has at most. Its answer arrives as soon as one verdict is known. The rows without a verdict
+# are put into a later request.
 ROWS = 1024
 
 
@@ -64,9 +64,9 @@ class DeferredRequest(NamedTuple):
     places: list[DeferredRow]
 
     def by_in_flight(self, but: set[int]) -> Iterator[tuple[InFlightBatch, list[tuple[int, DeferredRow]]]]:
-        """Yield each batch that has rows in this request, with these rows, each with its index in the request.
+        """Yield each batch that has rows in this request, with a list of pairs: index in the request, deferred row.
 
-        Args: `but` has the indices of rows to leave out.
+        Args: `but` has the indices in the request of rows to leave out.
         """
         kept = [(at, place) for at, place in enumerate(self.places) if at not in but]
         for in_flight, found in groupby(kept, lambda each: each[1].in_flight):
@@ -191,7 +191,7 @@ class DeferredRows:
         return task
 
     async def _request(self, request: DeferredRequest) -> None:
-        """Make one request. Rows that get no verdict from this request are put into a later one."""
+        """Make one request. Rows that get no verdict from it are put into a later request."""
         try:
             verdict = await self._wait(request.batch)
             for in_flight, places in request.by_in_flight(verdict.deferred):
@@ -225,7 +225,7 @@ class DeferredRows:
     def _fail_all(self, request: DeferredRequest, error: MessagingError) -> None:
         for in_flight, places in request.by_in_flight(set()):
             rows = [place.row for _, place in places if place.epoch is _UNKNOWN]
-            self._resolve(in_flight, rows, _FAILED)  # the rows leave their queues, and get the error below
+            self._resolve(in_flight, rows, _FAILED)  # so the rows leave their queues
             in_flight.fail(np.array(rows, np.intp), error)
 
     def _move(self, in_flight: InFlightBatch, rows: list[int]) -> None:
@@ -280,8 +280,8 @@ def _order(place: DeferredRow) -> tuple[int, int]:
 def _requests(places: Iterable[DeferredRow]) -> Iterator[DeferredRequest]:
     """Yield requests for verdicts on these deferred rows, as few requests as possible.
 
-    The rows of one request were sent under the same epoch, the number under which this sender sends. Either all or none
-    of them have a step. Their extensions have the same columns, so that they can be joined.
+    All rows of one request have the same epoch of the sender (not of a verdict). Either all rows have a step, or none
+    has one. All extensions have the same columns, so that they can be joined.
     """
     alike = groupby(sorted(places, key=lambda place: (_kind(place), _order(place))), _kind)
     for found in map(list, map(itemgetter(1), alike)):
@@ -300,7 +300,7 @@ def _kind(place: DeferredRow) -> tuple[object, ...]:
 
 
 def _joined(parts: list[Batch]) -> Batch:
-    """Join batches to one batch, in which the messages keep their numbers."""
+    """Join batches into one batch, in which the messages keep their numbers."""
     made, first = joined_batches(parts), parts[0]
     made.sender, made.epoch, made.first = first.sender, first.epoch, first.first
     made.numbers = np.concatenate([_numbers(part) + np.uint32(part.first - first.first) for part in parts])

@@ -87,7 +87,7 @@ class TransactionSender:
             self._transaction.future.set_result(Receipts(parts))
 
     def _fail(self, error: MessagingError) -> None:
-        """Give the transaction an error, unless it has ended."""
+        """Give the transaction an error, unless the transaction has ended already."""
         if not self._done:
             self._done = True
             self._transaction.fail(error if self._in_flight is None else self._in_flight.give_up(error))
@@ -118,7 +118,7 @@ class TransactionSender:
         if volume > TRANSACTION_BYTES:
             raise PayloadTooLarge(
                 f"a transaction can carry at most {TRANSACTION_BYTES:,} bytes, but this one would take {volume:,}, "
-                "because each mailbox gets a copy: send fewer messages at a time, or references to the data",
+                "with one copy for each mailbox: send fewer messages at a time, or references to the data",
                 size=volume,
                 limit=TRANSACTION_BYTES,
             )
@@ -187,7 +187,7 @@ class TransactionSender:
     # -- between calls --------------------------------------------------------------------------------------------
 
     async def _prepare_next(self, reply: SendReply) -> None:
-        """Remove the cause of a refusal, or wait until it is gone. Raise an error if it cannot go away."""
+        """Remove the cause of a refusal, or wait until the cause is gone. If it cannot go away, raise an error."""
         if reply.status in (SendStatus.READER_FENCED, SendStatus.READER_LOST):
             assert self._transaction.conclusion is not None
             raise send_errors.reader_fenced(self._transaction.conclusion)

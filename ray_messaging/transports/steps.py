@@ -73,9 +73,9 @@ from ray_messaging.transports.step_values import (
 )
 from ray_messaging.transports.transport_values import FrameFate, SendReply, SendRequest, SendStatus
 
-_RESULTS = 256  # the most results of remembered calls, or recorded series, in one reply
-_REPLY_BYTES = 16 * 2**20  # about the most bytes of recorded series, and of such results, in one reply
-_TOLD = 2000  # the stream that tells which agents are ahead of the open step has at most about this many entries
+_RESULTS = 256  # how many results of remembered calls, recorded series or reports one reply has at most
+_REPLY_BYTES = 16 * 2**20  # how many bytes of recorded series and remembered results one reply has at most, roughly
+_TOLD = 2000  # about how many reports of agents that run ahead are kept at most (see `tell_ahead`)
 _UNWRITTEN = 4  # the reply of script commit_step if it has written nothing
 
 
@@ -85,7 +85,7 @@ class RedisSteps:
     Args: `bodies` reads and writes large frames on other servers (None: all frames are on this server).
     """
 
-    in_memory = False  # whether frames are written as batches, because only this process reads them
+    in_memory = False  # whether frames carry Batch objects instead of bytes, because only this process reads them
 
     def __init__(self, link: RedisLink, keys: Keys, bodies: StepBodies | None) -> None:
         self._link = link
@@ -111,7 +111,7 @@ class RedisSteps:
         return _settings(await self._link.script("begin_steps", [self._steps], args))
 
     async def settings(self) -> StepSettings | None:
-        """Return the settings of the experiment's steps, or None if it has no steps."""
+        """Return the settings of the experiment's steps, or None if the experiment has no steps."""
         kept = await self._link.command("HGET", self._steps, "settings")
         return None if kept is None else _settings(kept)
 
@@ -160,8 +160,8 @@ class RedisSteps:
         """Declare from which other groups each group may get messages that it reads in step `at_step` or later.
 
         `hears` maps a group to the groups that may send to it (None: all groups). In mode WaitFor.SENDERS, a group
-        waits only for these groups. A declaration may name groups that join later. If it changes nothing, it may be
-        made at any time.
+        waits only for these groups. A declaration may name groups that join later. A declaration that changes nothing
+        may be made at any time.
 
         Raises: ConfigError if a group may have sent messages for that step already, or the experiment has no steps.
         """
@@ -261,11 +261,11 @@ class RedisSteps:
         return _opening(reply, group, attempt, step)
 
     async def go_on(self, step: int, until: int, groups: Sequence[str], block_s: float) -> int:
-        """Open `step` for `groups`, whose drivers wait until they are told to go on. Then wait for the steps' end.
+        """Open `step` for `groups`, whose drivers wait until they are told to go on. Return the last closed step.
 
-        Wait up to `block_s` seconds until all groups have closed all steps before `until`. Return the last step that
-        all groups have closed. A driver may also open the step itself, before this call or after it. Without `groups`
-        no step is opened.
+        Before the return, wait up to `block_s` seconds until all groups have closed all steps before `until`. A step
+        counts as closed when all groups have closed it. A driver may also open the step itself, before this call or
+        after it. Without `groups` no step is opened.
         """
         deadline = asyncio.get_running_loop().time() + block_s
         found = await self._link.script("open_for_groups", [self._steps], [self._keys.prefix, step, *groups])
@@ -320,8 +320,9 @@ class RedisSteps:
         With `go_on` the next step is opened too, if nothing prevents it. Return Refused, and change nothing, if the
         messages or the recorded series are not as the server expects them (see `Refused`).
 
-        Raises: Fenced if another driver has taken over the group, or if the step is not open; MailboxFull if `closing`
-        has series or calls and the server's memory is full. After an error nothing has changed.
+        Raises: Fenced if another driver has taken over the group, or if the step is not open; Closed if the group was
+        removed or has left the steps; MailboxFull if `closing` has series or calls and the server's memory is full.
+        After an error nothing has changed.
         """
         script = "close_collecting_step" if closing.series or closing.calls else "close_step"
         args = [*self._of(group), attempt, step, *_closing(closing, go_on=go_on)]
@@ -440,9 +441,9 @@ class RedisSteps:
         return _covers(await self._link.command("HGETALL", self._keys.cover(box)))
 
     async def covered_boxes(self, first: int, last: int) -> dict[str, list[Cover]]:
-        """Return, by the box's name, what `covers` returns for each box of the steps from `first` to `last`.
+        """Return the covers of each box of the steps from `first` to `last`. The keys of the result are boxes' names.
 
-        These are the attempts at steps that are committed so far, each with the number of rows that it sent to the box.
+        The covers of a box list the attempts committed so far, each with the number of rows that it sent to the box.
         """
         found = await self._link.script("list_boxes", [self._steps], [self._keys.prefix, first, last])
         return {
@@ -501,7 +502,7 @@ class RedisSteps:
             await self._link.script("drop_collected", [self._steps, self._keys.steps("collected")], names)
 
     async def blocked(self, step: int, groups: Sequence[str]) -> list[bytes]:
-        """Return the messages that rules blocked in a step. The `groups` have stored them when they closed the step.
+        """Return the messages of `groups` that rules blocked in a step. A group stores them when it closes the step.
 
         The server has these messages until all groups have closed the next step.
         """
@@ -574,7 +575,7 @@ class RedisSteps:
 
 
 def _not_ours(has: int, group: str, attempt: int) -> Fenced:
-    """Build the error for a driver whose group a later driver has, or whose attempt the server does not know."""
+    """Build the error for a driver after a later driver has taken over the group, or the server has lost the steps."""
     if has == 0:
         return overtaken(group, attempt)
     return Fenced(
@@ -602,7 +603,7 @@ def _covers(fields: list[bytes]) -> list[Cover]:
 
 
 def _closing(closing: Closing, *, go_on: bool) -> list[Any]:
-    """Return the arguments of a script that closes a step."""
+    """Return the arguments that a script needs to close a step with `closing`."""
     state: tuple[str, bytes] = "=", b""
     if closing.state_changed:
         state = ("-", b"") if closing.state is None else ("+", closing.state)

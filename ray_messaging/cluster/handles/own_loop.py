@@ -85,7 +85,7 @@ async def _end_all(loop: asyncio.AbstractEventLoop) -> None:
         task.cancel()
     if left:
         await asyncio.wait(left, timeout=_END_S)
-    await loop.shutdown_asyncgens()  # `at_loop_end` keeps functions in async generators, which call them here
+    await loop.shutdown_asyncgens()  # ends the generators of `at_loop_end`, which then call their functions
 
 
 def run_in_own_loop(work: Callable[[], Coroutine[Any, Any, T]]) -> T:
@@ -109,6 +109,6 @@ def run_in_own_loop(work: Callable[[], Coroutine[Any, Any, T]]) -> T:
         # After Ctrl-C, or an error of a signal handler, the coroutine is cancelled, because the end of the `with` block
         # waits for the thread.
         except BaseException:
-            with suppress(RuntimeError):  # raised if the loop has ended meanwhile
+            with suppress(RuntimeError):  # the error if the loop is closed already
                 loop.call_soon_threadsafe(cancel)
             raise

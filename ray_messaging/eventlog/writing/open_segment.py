@@ -28,7 +28,7 @@ _LEVELS = (64, 4_096)
 
 
 class SegmentContent(NamedTuple):
-    """The rows of the log that a file is to hold, and the positions up to which the streams had been read."""
+    """The content of a file of the log: rows, and the positions up to which the server's streams were read."""
 
     number: int
     table: pa.Table | None  # None: there are no rows
@@ -53,7 +53,10 @@ class OpenSegment:
         self._since: float | None = None
 
     def is_full(self, rows: int, nbytes: int) -> bool:
-        """Return whether the segment has so many rows, bytes or cells of typed columns that it must be closed."""
+        """Return whether the segment must be closed: it has at least `rows` rows, `nbytes` bytes or CELLS cells.
+
+        Only the cells of typed columns count.
+        """
         return self.rows >= rows or self.nbytes >= nbytes or self.rows * len(self._typed) >= CELLS
 
     def is_too_wide_for(self, batch: pa.RecordBatch | None) -> bool:
@@ -91,7 +94,7 @@ class OpenSegment:
             self._batches[-small:] = joined_rows(self._batches[-small:]).combine_chunks().to_batches()
 
     def age(self) -> float:
-        """Return for how many seconds rows, or positions in the streams, have waited for a file; 0.0 if none wait."""
+        """Return for how many seconds rows or stream positions have waited to be stored in a file; 0.0 if none wait."""
         return 0.0 if self._since is None else time.monotonic() - self._since
 
     @property

@@ -29,7 +29,7 @@ _EVERY_S = 3.0
 
 
 class AgentPage:
-    """The content of the agent's page. It is refreshed while the experiment runs."""
+    """The content of the page about one agent, refreshed while the experiment runs."""
 
     def __init__(self, cache: AnswerCache, asked: Mapping[str, str]) -> None:
         self._cache = cache

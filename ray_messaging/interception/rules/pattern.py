@@ -47,10 +47,10 @@ _OWN: dict[str, Callable[[Any], object]] = {
 _decode = msgspec.json.Decoder().decode
 
 MASK = "***"
-# After this many messages of a batch have exceeded the time limit, the batch's later messages fail at once, because
-# other batches wait.
+# After this many messages of a batch have exceeded the time limit, the rule fails on the batch's later messages without
+# a search, because other batches wait.
 _RUNAWAYS = 20
-_SHORT = 0.1  # CPU time is measured only after this fraction of the time limit has passed
+_SHORT = 0.1  # CPU time is measured only once the elapsed time exceeds this fraction of the time limit
 _LETTER = regex.compile(LETTER)
 _NO_LETTERS = {code: " " for code in range(128) if not (chr(code).isalnum())}
 _LOWER_LETTERS = bytes(code if chr(code).isalnum() else 32 for code in range(128)).lower() + bytes(range(128, 256))
@@ -207,9 +207,10 @@ class Pattern(Rule):
         regexes: patterns of the `regex` package, searched in each string.
         field: the only field of the payload to search. None: all fields.
         ignore_case: whether "A" and "a" count as equal.
-        time_limit_s: the most CPU time, in seconds, of all regexes on one message. If they take longer, the rule fails
-            on the message, which is then blocked unless `on_error` is "allow".
-        action: "block"; "label", which adds the rule's name as a label; or "mask", which replaces each hit by ***.
+        time_limit_s: how much CPU time, in seconds, all regexes together may use on one message. If they take longer,
+            the rule fails on the message, which is then blocked unless `on_error` is "allow".
+        action: "block"; "label", which adds the rule's name as a label; or "mask", which replaces each hit by ***, but
+            blocks a message with a hit if the payload is not a JSON object.
         name: the rule's name.
 
     Raises: RuleError if an argument is not valid, or a regex does not compile.
@@ -256,7 +257,7 @@ class Pattern(Rule):
             try:
                 if ran_away >= _RUNAWAYS:
                     raise TimeoutError(  # noqa: TRY301 - counted like the other failures
-                        f"this message was not searched, because regexes took too long on {ran_away} other messages "
+                        f"this message was not searched, because regexes took too long on {_RUNAWAYS} other messages "
                         "of the batch"
                     )
                 verdict = self._judge(lines[line])
@@ -319,8 +320,8 @@ class _Clock:
         self._began: tuple[float, float] | None = None
 
     def _left(self) -> float:
-        # The limit is on CPU time, as in the regex package. With a limit on elapsed time, a busy machine would lead to
-        # blocked messages.
+        # The limit is on CPU time, as in the regex package. A limit on elapsed time would block messages on a busy
+        # machine.
         now = time.perf_counter()
         if self._began is None:
             self._began = now, time.process_time()

@@ -13,7 +13,7 @@ from ray_messaging.observability.metrics.families import Family
 
 Level = Literal["ok", "warning", "critical"]
 LEVELS: tuple[Level, ...] = ("ok", "warning", "critical")
-SHOWN = 20  # the most findings of one kind that are shown
+SHOWN = 20  # how many findings of one kind are shown at most
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +97,7 @@ def worst_first(findings: Iterable[Finding]) -> list[Finding]:
 
 
 def first_of(problems: Iterable[Finding], what: str) -> list[Finding]:
-    """Return the worst problems, at most SHOWN. If there are more, a last finding says how many more."""
+    """Return the worst problems, at most SHOWN. If others are left out, a last finding named `what` counts them."""
     found = worst_first(problems)
     if len(found) > SHOWN:
         others = f"{len(found) - SHOWN} more such findings"

@@ -88,7 +88,7 @@ def single(name: str, kind: Kind, about: str, value: "float | Distribution") -> 
 
 
 def labelled(families: Iterable[Family], **labels: str) -> list[Family]:
-    """Return the families with more labels on each sample. The new labels come first."""
+    """Return the families with `labels` added to each sample. The new labels come first."""
     more = tuple(labels.items())
     return [
         family._replace(samples=[MetricSample(more + sample.labels, sample.value) for sample in family.samples])
@@ -97,7 +97,7 @@ def labelled(families: Iterable[Family], **labels: str) -> list[Family]:
 
 
 def joined(families: Iterable[Family]) -> list[Family]:
-    """Join families of the same name to one. The families keep the order in which their names first appear."""
+    """Join families of the same name into one. The result is in the order in which the names first appear."""
     found: dict[str, Family] = {}
     for family in families:
         if family.name in found:
@@ -108,7 +108,7 @@ def joined(families: Iterable[Family]) -> list[Family]:
 
 
 def named_values(family: Family) -> Iterator[NamedValue]:
-    """Yield the values of a family of metrics. A histogram has a value for each bucket, the count and the sum."""
+    """Yield the values of a family. A histogram has one value for each bucket, one for the count, one for the sum."""
     suffix = "_total" if family.kind == "counter" else ""
     for labels, value in family.samples:
         if not isinstance(value, Distribution):

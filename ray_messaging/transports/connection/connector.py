@@ -50,7 +50,7 @@ def discovery_of(config: RedisConfig, home: str) -> Sentinels | ClusterNodes | N
 class Connector:
     """Maker of connections to a server.
 
-    The address is in the config, or Sentinels or cluster nodes are asked for it.
+    The server's address is in the config. If not, Sentinels or cluster nodes are asked for the address.
     """
 
     def __init__(self, config: RedisConfig, home: str) -> None:
