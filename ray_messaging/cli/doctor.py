@@ -44,7 +44,7 @@ def examine_experiment(exp_id: str, config: RedisConfig | None) -> Health:
             f"no Ray cluster was found that experiment {exp_id!r} could run in: set RAY_ADDRESS to the host:port of "
             "its cluster"
         )
-    if exp_id not in (there := experiments_here()):  # it has just ended, or `join_ray` has not looked for it
+    if exp_id not in (there := experiments_here()):  # it has just ended, or `join_ray` did not look for it
         raise unknown_experiment(exp_id, there)
     experiment = None if config is None else Experiment(exp_id, "", MessagingConfig(), redis=config)
     return check_health(exp_id, experiment, {})

@@ -48,7 +48,7 @@ from ray_messaging.common.task_health import logs_failure
 from ray_messaging.errors import ConfigError, InvalidAddress, InvalidPayload, MessagingError, QuestionBlocked
 from ray_messaging.messager import Messager
 
-_MOST_BYTES = 4 << 20  # how many bytes a request may have
+_MOST_BYTES = 4 << 20  # how many bytes a request may have, at most
 _MOST_TASKS = 1_000  # how many tasks of each agent are kept for GetTask, at most
 _MOST_ASKED = 1_000  # how many questions may wait at a time for answers of one agent
 _MOST_REQUESTS = 1_000  # how many connections, and how many requests, there may be at a time

@@ -131,7 +131,7 @@ class RunActor:
         self._homes: Homes | None = None
         self._parent_calls: str | None = None
         self._ahead, self._run = 0, ""  # the fields `ahead` and `run` of `RunInputs`
-        self._is_judged = False  # whether rules have blocked messages
+        self._is_judged = False  # whether rules have blocked messages in this run
         self._news: AheadNews | None = None  # exchanges news with other groups about steps run ahead of time
         self._others = False  # whether the run has more than one group
         self._watch: ModelWatch | None = None
@@ -141,7 +141,7 @@ class RunActor:
         # The thread is the same in all runs, because clients in a user's module are bound to the thread's event loop.
         self._thread = ModelThread()
         self._running = asyncio.Lock()  # only one call of `run` runs at a time, and further calls wait
-        # Whether the driver of the run, a `Run`, opens the first step of each call of `run` for all groups at once.
+        # Whether a `Run` object opens the first step of each of its calls of `run` for all groups at once.
         self._is_told = False
         self._turn = 0  # the number of the current call of `run`
         self._last: int | None = None  # the step after which `end_after` lets the current call of `run` end
