@@ -74,11 +74,11 @@ class Transaction:
         try:
             accumulator = self._engine.sending
             await accumulator.transact(batch)
-        except BaseException:  # the transaction was not accepted
+        except BaseException:  # the accumulator has not accepted the transaction, so it is not sent
             gate.roll_back()
             raise
         try:
-            # The commit goes on even if this task is cancelled. The next transaction finds out whether it succeeded.
+            # If this task is cancelled, the commit goes on. The next transaction finds out whether it has succeeded.
             self._receipts = await asyncio.shield(batch.future)
         except (OutcomeUnknown, asyncio.CancelledError):
             gate.resolve_later(conclusion, partial(_committed, accumulator, batch))
@@ -129,7 +129,7 @@ class Transaction:
         """Queue one message, which is sent at the end of the block.
 
         Raises: InvalidAddress for an invalid channel or id; InvalidPayload or PayloadTooLarge for an invalid payload;
-        TransactionError after the block, or if the transaction has more than 16,384 messages.
+        TransactionError outside of the block, or if the transaction has more than 16,384 messages.
         """
         batch = self._running()
         sender, recipient, topic, line = self._engine.checks.checked(channel, payload, from_id, to_id)

@@ -44,7 +44,7 @@ def examine_experiment(exp_id: str, config: RedisConfig | None) -> Health:
             f"no Ray cluster was found that experiment {exp_id!r} could run in: set RAY_ADDRESS to the host:port of "
             "its cluster"
         )
-    if exp_id not in (there := experiments_here()):  # the experiment has just ended
+    if exp_id not in (there := experiments_here()):  # it has just ended, or `join_ray` did not look for it
         raise unknown_experiment(exp_id, there)
     experiment = None if config is None else Experiment(exp_id, "", MessagingConfig(), redis=config)
     return check_health(exp_id, experiment, {})
@@ -75,7 +75,7 @@ def doctor(exp_id: ExpId = None, redis: Redis = None, as_json: Json = False) -> 
         except (UnknownName, ConfigError):
             if config is None:
                 raise
-            health = examine_server(config, exp_id)  # the experiment does not run yet
+            health = examine_server(config, exp_id)  # no running experiment with this name was found
     elif config is not None:
         health = examine_server(config)
     else:

@@ -208,7 +208,7 @@ def tail(
     log = open_log(target)
     after = max(-1, log.end - lines)
     if limit is not None:
-        # At the end, `before` has the position before the last `limit` rows, and then the positions of these rows.
+        # After the loop, `before[0]` is the position after which the last `limit` matching rows come.
         before = deque([after], limit + 1)
         for page in log.pages(**fields, after=after):
             before.extend(page["position"].to_pylist())

@@ -48,10 +48,10 @@ from ray_messaging.common.task_health import logs_failure
 from ray_messaging.errors import ConfigError, InvalidAddress, InvalidPayload, MessagingError, QuestionBlocked
 from ray_messaging.messager import Messager
 
-_MOST_BYTES = 4 << 20  # the most bytes of a request
-_MOST_TASKS = 1_000  # the most tasks of an agent that are kept for GetTask
+_MOST_BYTES = 4 << 20  # how many bytes a request may have, at most
+_MOST_TASKS = 1_000  # how many tasks of each agent are kept for GetTask, at most
 _MOST_ASKED = 1_000  # how many questions may wait at a time for answers of one agent
-_MOST_REQUESTS = 1_000  # the most requests at a time
+_MOST_REQUESTS = 1_000  # how many connections, and how many requests, there may be at a time
 _GRACE_S = 1
 _MODES = ["text/plain", "application/json"]
 
@@ -72,7 +72,8 @@ class A2AServer(AbstractContextManager["A2AServer"]):
     ) -> None:
         """Listen on the address `place`, "host:port", and serve.
 
-        Raises: ConfigError if the address cannot be used or the token is empty.
+        Raises: ConfigError if the address cannot be used, the token is empty, or `agents` is a str; InvalidAddress for
+        an invalid id.
         """
         if token == "":
             raise ConfigError("an empty token lets everybody in: pass another token, or None for a random one")
@@ -184,7 +185,10 @@ class _Guard:
 
 
 class _TooLarge(BaseException):
-    """A request is too large. This is a BaseException, so that no `except Exception` of the application catches it."""
+    """An error: a request is too large.
+
+    This is a BaseException, so that no `except Exception` of the application catches it.
+    """
 
 
 def _application(messager: Messager, agents: frozenset[AgentId], experiment: str, timeout: float) -> Starlette:
@@ -268,7 +272,7 @@ class _Asking(AgentExecutor):
             await event_queue.enqueue_event(task)
         told = TaskUpdater(event_queue, task.id, task.context_id)
         await told.start_work()
-        if self._under_way >= _MOST_ASKED:  # a client may ask again before it has an answer
+        if self._under_way >= _MOST_ASKED:  # clients may ask further questions before they have answers
             text = f"{_MOST_ASKED:,} questions already wait for an answer of this agent: ask again later"
             await told.failed(told.new_agent_message([new_text_part(text)]))
             return

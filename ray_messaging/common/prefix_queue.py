@@ -17,7 +17,7 @@ class PrefixQueue(Generic[T]):
     """
 
     def __init__(self) -> None:
-        self._items: list[tuple[int, str, int, T]] = []  # sorted: step, text, number of the push, item
+        self._items: list[tuple[int, str, int, T]] = []  # sorted tuples (step, text, number of the push, item)
         self._pushed = 0
         self._last = ""  # the text of the item that was handed out last
 

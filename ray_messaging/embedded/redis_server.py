@@ -269,7 +269,7 @@ class EmbeddedServer:
         return None
 
     def _config(self, path: Path, port: int, password: str) -> RedisConfig:
-        # A `data_dir` may have a name that is too long for a socket, or a file system without sockets.
+        # There is no socket if the name of a `data_dir` is too long for one, or if its file system has no sockets.
         with suppress(OSError):  # if the folder cannot be made, the guard reports the reason when it starts
             path.parent.mkdir(parents=True, exist_ok=True)
         socket_dir = str(path) if may_hold_sockets(path) else None

@@ -19,7 +19,8 @@ _KINDS: dict[type, str] = {bool: "bool", int: "number", float: "number", str: "t
 _NUMPY_KINDS = {"b": "bool", "i": "number", "u": "number", "f": "number", "U": "text"}
 _LARGEST = np.dtype(np.float64).itemsize
 
-# These two floats differ in every byte. Their encodings show the position of a float in an encoded item.
+# These two floats differ in every byte. So if an item is encoded with the one and with the other, the bytes that differ
+# are those of the item's floats.
 _EXTREMES = 0.0, struct.unpack("d", b"\xff" * _LARGEST)[0]
 
 _encode = msgspec.msgpack.encode
@@ -54,8 +55,8 @@ def column_of(name: str, values: Values) -> tuple[str, NDArray[Any] | list[str]]
                 if not text.isascii() and not is_text(text):
                     raise _unfit(name, text, place)
             return kind, plain
-        # Large whole numbers are refused: in a column with floats, numpy would round them without a warning. The floats
-        # may also come from another group.
+        # Large whole numbers are refused, because in a column with floats, numpy would round them without a warning.
+        # Even if there is no float here, the values of another group in the same column may be floats.
         whole = plain if kinds == {int} else [value for value in plain if type(value) is int] if int in kinds else []
         if not whole or (min(whole) >= -MOST_EXACT and max(whole) <= MOST_EXACT):
             return kind, np.array(plain, np.bool_ if kind == "bool" else np.float64 if float in kinds else np.int64)
@@ -82,10 +83,11 @@ def _array_column(name: str, array: NDArray[Any]) -> tuple[str, NDArray[Any] | l
 
 
 def float_columns(items: Sequence[Any], like: Callable[[float], Any]) -> list[NDArray[np.float64]] | None:
-    """Return the floats that each item contains, as columns. This takes half of the time of a loop over the items.
+    """Return the floats that the items contain, as columns; return None if the items do not all have the same form.
 
-    Each item must look like `like(number)`, but may have any float where `like(number)` has the number. If an item does
-    not, the result is None.
+    This takes half of the time of a loop over the items.
+
+    Args: `like` builds an item of the required form: it takes a float, and puts it in each place that has a float.
     """
     try:
         zeros, ones = (np.frombuffer(_encode(like(number)), np.uint8) for number in _EXTREMES)

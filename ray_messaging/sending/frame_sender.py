@@ -48,21 +48,21 @@ _GONE, _MOST_FIELDS = 64, 1_000
 # Statuses with which the server refuses the sender, and not only its frames.
 _OF_THE_SENDER = (SendStatus.FENCED, SendStatus.LOST, SendStatus.RESTORED)
 _LARGE = 16 * 2**10  # a refused frame below this size is sent again without asking whether there is room for it
-# The most calls under way to a near server and to a far server, and the most bytes under way when a further call is
-# made. These bytes suffice for a link of 100 MB/s with a round trip of 80 ms. A near server needs one waiting call
-# besides the call that it carries out. More calls would only take memory.
+# How many calls may be under way to a near server and to a far server, and how many bytes may be under way when one
+# more call is made. So many bytes suffice for a link of 100 MB/s with a round trip of 80 ms. A near server carries out
+# one call while another one waits there. More calls would only take memory.
 _NEAR_CALLS, _FAR_CALLS, _WINDOW_BYTES = 2, 16, 8 * 2**20
 # If a reply takes more seconds than this, the network or the server is slow. Then no further call is made while a call
 # is under way, because with more bytes under way, calls would only exceed their timeout.
 _SLOW_S = 0.5
 # A server is far if each of the last `_TRIPS` calls took at least _FAR_S seconds, plus _BYTE_S for each byte that was
-# under way. A near server replies so soon that a part of the open batch need not be sent before the reply. The further
-# call would cost more processor time than it is worth.
+# under way. While a call to a far server is under way, another call sends a part of the open batch. A near server
+# replies so soon that such a call would save too little time for the processor time that it costs.
 _FAR_S, _BYTE_S, _TRIPS = 0.004, 1.5e-9, 32
 
 
 class CallUnderWay(NamedTuple):
-    """A call whose reply was not processed yet. `alone` is true if no other call was under way when it was made."""
+    """A call whose reply was not processed yet. `alone` is true if the call began while no other call was under way."""
 
     frames: list[OutboundFrame]
     nbytes: int
@@ -94,11 +94,12 @@ class FrameSender(Destination):
         super().__init__(transport, sender, directory.routing, directory.schemas, mirror=mirror, observer=observer)
         self.epoch = 0
         self.transactions = 0  # how many transactions the server has committed, as far as this process knows
-        # How many subscribers got each of the last publications, as read when the epoch was claimed.
+        # How many subscribers got each publication of this sender's last call with publications. The server told this
+        # when the epoch was claimed.
         self.subscriber_counts: list[int] = []
         self.fenced: Fenced | None = None  # the error because of which nothing can be sent any more
         self.behind = False  # whether the server has lost a transaction that it had confirmed
-        self.attempted = False  # whether a call is under way, or its reply is not processed yet
+        self.attempted = False  # whether the outcome of a call is unknown: the server may have written its frames
         self.calls: deque[CallUnderWay] = deque()  # the calls that `send` has left under way, the oldest first
         # A function that is called when the reply to a call under way has arrived.
         self.replied: Callable[[], None] = lambda: None
@@ -114,7 +115,8 @@ class FrameSender(Destination):
         self.directory = directory
         self._keep_s = keep_s
         self._first_epoch = asyncio.Lock()
-        # The loop time at which to claim a higher epoch. None: no earlier call can still reach the server.
+        # The loop time at which to claim a higher epoch. None: this is not needed, because no old call can still arrive
+        # at the server.
         self._fence_at: float | None = None
         self._directory_stale = False  # whether the server has a later version of the directory
         self._refusals = 0  # how many successive calls the server has refused as a whole
@@ -125,14 +127,17 @@ class FrameSender(Destination):
     def routes(self) -> Routes:
         """Return which mailboxes each message goes to.
 
-        If no call is under way, this follows from the newest directory of mailboxes that this process has. If calls are
-        under way, it follows from the version by which their frames were made. The server refuses calls by an old
-        version. Their frames are made again once no call is under way.
+        If no call is under way, these are the routes of the newest directory of mailboxes that this process has. If
+        calls are under way, these are the routes by which the calls' frames were made. If they are out of date, the
+        server refuses the calls, and the frames are made again once no call is under way.
         """
         return self.router.routes if self.calls else self.directory.routing
 
     async def reload(self) -> None:
-        """Load the directory as `refresh` does, and delete the queues and numbers of mailboxes that are gone."""
+        """Load the directory as `refresh` does, and delete the empty queues of mailboxes that are gone.
+
+        If many mailboxes are gone, also delete their last sequence numbers.
+        """
         await self.refresh()
         for mailbox in filter(self._is_gone, list(self.queues)):
             self.queues.drop(mailbox)
@@ -151,8 +156,8 @@ class FrameSender(Destination):
         gone = list(filter(self._is_gone, self.queues.dropped()))
         if len(gone) < _GONE:
             return
-        # The server refuses a repeated frame by its number. Without the number, it would accept a late frame if a new
-        # mailbox had the name of the old one. With a higher epoch, it refuses all late frames.
+        # By a mailbox's last number, the server refuses a frame that arrives twice. Without this number, the server
+        # would accept such a frame if a new mailbox had the old name. With a higher epoch, it refuses all old frames.
         await self.take_epoch()
         for low in range(0, len(gone), _MOST_FIELDS):
             some = gone[low : low + _MOST_FIELDS]
@@ -171,9 +176,9 @@ class FrameSender(Destination):
                 await self.take_epoch()
 
     async def fence(self) -> None:
-        """Make the server refuse a frame that may still arrive there after its send has raised OutcomeUnknown.
+        """Make the server refuse frames that may still arrive there after their sends have raised OutcomeUnknown.
 
-        For this, claim a higher epoch, the number under which this sender sends. If there is no such frame, do nothing.
+        Claim a higher epoch: the server refuses frames of lower epochs. Do nothing if no such frame can arrive.
         """
         if self._fence_at is not None:
             await self.take_epoch()
@@ -251,8 +256,8 @@ class FrameSender(Destination):
             if self.calls:
                 await self._take_replies(all_of_them=not ahead)
             if ahead:
-                # `reroute` makes new frames only while no call is under way. New frames may name sets of agents that
-                # must be written for the event log first. In this case `_is_calm` returns False below.
+                # `reroute` does nothing while calls are under way. Otherwise it may make new frames. If the event log
+                # must get the sets of agents that these frames name first, `_is_calm` returns False below.
                 self.reroute()
             if ahead and self._is_calm():
                 self._call_ahead()
@@ -299,7 +304,7 @@ class FrameSender(Destination):
 
     def _has_replied(self, reply: "asyncio.Task[SendReply]") -> None:
         if not reply.cancelled():
-            # This marks the error as seen. It is raised when the reply is processed, unless sending has stopped before.
+            # Without this call, asyncio would log an error of the reply if sending stops before the reply is processed.
             reply.exception()
             self.replied()
 
@@ -335,10 +340,10 @@ class FrameSender(Destination):
         return True
 
     async def _take_refusal(self) -> None:
-        """Wait for the replies to all calls under way, the first of which has failed, and process these replies.
+        """Wait for the replies to all calls under way, the first of which failed or was refused, and process them.
 
-        Raises: the error of a call that has failed. If several have failed, an error with an unknown outcome comes
-        first.
+        Raises: the error of a failed call, if one has failed. If several have failed, this is the first error after
+        which it is unknown whether the server has written the frames, or else the first error.
         """
         await asyncio.wait([call.reply for call in self.calls])
         calls, self._window = [*self.calls], 0
@@ -351,8 +356,8 @@ class FrameSender(Destination):
             unknown = [error for error in errors if not _is_unsent(error)]
             late = any(reply.repeated and not reply.all_written for _, reply in replied)
             if late and not unknown:
-                # A call that was repeated may still reach the server a second time, although it was refused. With a
-                # higher epoch, the server refuses it again.
+                # The server refused a repeated call, but another copy of this call may still arrive. With a higher
+                # epoch, the server refuses this copy, too.
                 await self.take_epoch()
             self.attempted = bool(unknown)
             raise [*unknown, *errors][0]
@@ -364,7 +369,7 @@ class FrameSender(Destination):
         self._some_refused = any(queue.refused for queue in self.queues.values())
         for queue in self.queues.refused(asyncio.get_running_loop().time()):
             head = queue.frames[0]
-            if len(head.frame) < _LARGE:  # frames for channels without a mailbox, and log notes, count as small too
+            if len(head.frame) < _LARGE:  # for a channel without a mailbox, or for log notes, `frame` is empty
                 continue
             why = await self.transport.still_full(head.mailbox, head.rows, len(head.frame))
             if why is not None:
@@ -376,7 +381,8 @@ class FrameSender(Destination):
         """Make one call with numbered frames.
 
         If the call was repeated because no reply came, its first copy may still reach the server. In this case
-        `self.attempted` stays True after this method. The caller must process the reply, and then set it to False.
+        `self.attempted` is still True when this method returns. The caller must process the reply, and then set
+        `self.attempted` to False.
         """
         if self.router.unkept:
             await self.keep_agents()
@@ -412,7 +418,7 @@ class FrameSender(Destination):
         If the server refused several calls, only the cause of the first refusal is removed, and then all refused frames
         are sent again. But if the server refuses the sender itself, this refusal is processed in place of the first.
 
-        Args: `alone` says that the first of these calls was made while no earlier call was under way.
+        Args: `alone` is true if the first of these calls was made while no earlier call was under way.
         """
         for frames, reply in calls:
             self._take_written(frames, reply)
@@ -422,9 +428,9 @@ class FrameSender(Destination):
         sent, reply = next((each for each in failed if each[1].status in _OF_THE_SENDER), failed[0])
         reply.repeated = any(other.repeated for _, other in failed)
         if not alone or reply is not calls[0][1]:
-            # GAP says that the server did not have an earlier frame. The earlier frame may have been in another call
-            # that arrived after this call. If the server has lost the earlier frame, the next call shows this, because
-            # the next call is made alone.
+            # The fate GAP means that the server lacked an earlier frame. Perhaps that frame was in another call, which
+            # arrived after this one. If the server has lost that frame, the reply to the next call shows this, because
+            # no other call is under way then.
             reply.fates = [FrameFate.HELD_BACK if fate is FrameFate.GAP else fate for fate in reply.fates]
         await self.settle_refusal(reply, [frame for frames, _ in failed for frame in frames])
         if reply.status in _OF_THE_SENDER:
@@ -438,7 +444,7 @@ class FrameSender(Destination):
         await self._prepare_next(reply.status, refused)
 
     def _take_written(self, frames: list[OutboundFrame], reply: SendReply) -> None:
-        """Remove the frames that the server has written from their queues, and set the fates of their rows.
+        """Take the frames that the server has written out of their queues, and set the fates of their rows.
 
         If the server has written a frame, it has also written all earlier frames of the mailbox, even if their call got
         no reply.
@@ -461,7 +467,7 @@ class FrameSender(Destination):
 
         If a copy may still reach the server, claim a higher epoch, and read which frames the server has written.
 
-        Raises: Fenced if another sender has our name, or if the server has lost our name.
+        Raises: Fenced if another sender has our name, or if the server has lost our data.
         """
         if reply.status in (SendStatus.FENCED, SendStatus.LOST):
             self.fenced = self._end(reply, sent)
@@ -475,8 +481,9 @@ class FrameSender(Destination):
                 "the server has lost messages that it had stored for %s: was it restored from older data?", self.sender
             )
         if gap or reply.repeated:
-            # With a higher epoch the server refuses delayed copies of the call. Without it, the server could accept a
-            # late frame, because it has lost the frame's number, or because that number belongs to another frame now.
+            # With a higher epoch the server refuses delayed copies of the call. With the old epoch, the server could
+            # accept a frame of such a copy, because the server has lost the frame's number, or because another frame
+            # has this number now.
             await self.take_epoch()
 
     async def _prepare_next(self, status: SendStatus, refused: list[tuple[OutboundFrame, FrameFate]]) -> None:
@@ -540,7 +547,8 @@ class FrameSender(Destination):
     def too_large(self, frame: OutboundFrame) -> PayloadTooLarge:
         """Build the error for a frame that its mailbox could not hold even if the mailbox were empty."""
         record = self.directory.records.get(frame.mailbox)
-        # The record does not have the mailbox's limit. Its `frame_bytes` is at most a quarter of this limit, or 1024.
+        # The record does not have the mailbox's limit of bytes. The record's `frame_bytes` is at most a quarter of the
+        # limit, unless that is below 1024: then `frame_bytes` is 1024.
         return send_errors.too_large(frame, 0 if record is None else 4 * record.frame_bytes)
 
     # -- failures -------------------------------------------------------------------------------------------------
@@ -557,9 +565,9 @@ class FrameSender(Destination):
         self.reroute(again=True)
 
     def _end(self, reply: SendReply, frames: list[OutboundFrame]) -> Fenced:
-        """Stop for good, because another sender has our name or the server has lost it; return the error.
+        """Stop for good, because another sender has our name or the server has lost our data; return the error.
 
-        If the call was repeated, an earlier copy of it may have written its frames, so their outcome is unknown.
+        If the call was repeated, an earlier copy of the call may have written the frames, so their outcome is unknown.
         """
         for frame in frames if reply.repeated else ():
             frame.in_flight.fail(frame.batch_rows(), send_errors.taken_over())

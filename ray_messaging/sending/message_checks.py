@@ -15,7 +15,7 @@ from ray_messaging.outgoing import Outgoing
 from ray_messaging.sending.bulk_input import ColumnChunk, batches_of, columns_of, no_from_id
 
 _ADDRESSES_KEPT = 200_000
-_KEPT = 200_000  # the most ids in the cache `known`; it has a limit, because each id takes 64 bytes
+_KEPT = 200_000  # how many ids the cache `known` may hold; the number is limited, because each id takes 64 bytes
 
 
 class CheckedMessage(NamedTuple):
@@ -30,8 +30,8 @@ class CheckedMessage(NamedTuple):
 class MessageChecks:
     """The checks of one messager's messages. All agents may send, until `allow_only` names the agents that may.
 
-    Args: `user_is_explicit` says that a from_id of None always means the user, who is outside of the simulation.
-    Otherwise None may also mean that from_id was left out. If only some agents may send, such a message is refused.
+    Args: With `user_is_explicit`, a from_id of None always means the user, who is outside of the simulation. Without
+    it, None may also mean that from_id was left out. If only some agents may send, a message with this None is refused.
     """
 
     def __init__(self, exp_id: str, name: str, payload_bytes: int, *, user_is_explicit: bool = False) -> None:
@@ -73,7 +73,7 @@ class MessageChecks:
         except TypeError:  # the argument has no hash, so it is no channel, and `parse_channel` raises the error
             return parse_channel(self._exp_id, channel)
         if len(known) >= _ADDRESSES_KEPT:
-            known.clear()  # the cache is full, so it is emptied
+            known.clear()
         known[channel] = agent_id, topic  # a plain tuple can be unpacked fastest
         return agent_id, topic
 

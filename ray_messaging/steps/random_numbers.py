@@ -35,8 +35,9 @@ def step_generator(seed: int, step: int) -> Generator:
 class StepGenerators:
     """The random numbers of some agents in one step.
 
-    An agent's generator is a PCG64DXSM with a seed of 256 bits. SplitMix64 draws this seed from two numbers. Each of
-    the two is mixed from the agent's id and 64 bits of a hash of (seed, step), and they use different bits.
+    An agent's generator is a PCG64DXSM with a seed of 256 bits. SplitMix64 draws this seed from two numbers. The first
+    number is mixed from the agent's id and 64 bits of a hash of (seed, step), the second number from the id and 64
+    other bits of this hash.
     """
 
     def __init__(self, seed: int, step: int, agents: AgentPlaces) -> None:
@@ -100,7 +101,7 @@ def _hash_of(seed: int, step: int, size: int) -> bytes:
 
 
 def _mix(values: NDArray[np.uint64]) -> NDArray[np.uint64]:
-    """Return each value after the last stage of SplitMix64, which mixes its bits."""
+    """Return the values, each with its bits mixed by the last stage of SplitMix64."""
     values = (values ^ (values >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     values = (values ^ (values >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return values ^ (values >> np.uint64(31))

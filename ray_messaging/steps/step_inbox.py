@@ -201,9 +201,9 @@ class _DecodedRows:
     def __init__(self, exp_id: str, batch: Batch | None) -> None:
         self.exp_id, self.batch = exp_id, batch
         # The first decoded row, the row after the last decoded row, and the list of the decoded messages. When an agent
-        # reads its messages, None replaces the first of them in this list. A second read must decode them again,
-        # because the agent may have changed the objects. The tuple is replaced as a whole, because agents may read in
-        # several threads.
+        # reads its messages, None takes the place of its first message in this list. So a second read decodes the
+        # messages again, because the agent may have changed the objects. The tuple is replaced as a whole, because
+        # agents may read in several threads.
         self._decoded: tuple[int, int, list[Any]] = 0, 0, []
 
     def take(self, low: int, high: int) -> list[Message]:
@@ -281,7 +281,8 @@ class _AgentMessages(_Inbox, msgspec.Struct, eq=False, gc=False):
         return iter(self._decoded.take(self._low, self._low + self._count))
 
 
-# Most models ask for the length of each inbox in each step. For a tuple, Python finds it without a function call.
+# This is a tuple, because most models ask for the length of each inbox in each step, and Python finds the length of a
+# tuple without a function call.
 class _NoMessages(_Inbox, tuple[()]):  # type: ignore[misc]  # noqa: SLOT001 - it has an attribute
     """The messages of an agent that has none."""
 

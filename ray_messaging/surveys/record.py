@@ -52,7 +52,7 @@ class Asking(msgspec.Struct, array_like=True, frozen=True):
 
     places: bytes
     due: float | None
-    blocked: dict[int, BlockedQuestion] = {}  # by an agent's place: why its question was blocked
+    blocked: dict[int, BlockedQuestion] = {}  # for positions of agents: why the agent's question was blocked
     undeliverable: tuple[int, ...] = ()
     timeout: float | None = None  # the number of seconds from the questions to `due`
 
@@ -65,8 +65,8 @@ class Asking(msgspec.Struct, array_like=True, frozen=True):
             for row in np.flatnonzero(codes == BLOCKED).tolist()
             for receipt in (receipts[row],)
         }
-        # If the fate of a question is unknown, it may have arrived. A question that was published to foreign clients
-        # gets no answer.
+        # A question whose fate is unknown may have arrived, so it is not lost. A question that was published to foreign
+        # clients is lost, because they do not answer.
         lost = places[~(IS_STORED[codes] | (codes == UNKNOWN) | (codes == BLOCKED))]
         return cls(places.astype("<u4").tobytes(), due, blocked, tuple(lost.tolist()), timeout)
 

@@ -22,7 +22,7 @@ STATES = np.array(["pending", "answered", "invalid", FATES[BLOCKED], FATES[UNDEL
 class Tally:
     """Counter of a survey's answers. For each agent, the first answer that fits the survey's schema is counted.
 
-    All readers of the mailbox get the same result.
+    All processes that count the answers in the survey's mailbox get the same result.
     """
 
     def __init__(self, agents: AgentSet, model: AnswerModel) -> None:
@@ -31,8 +31,8 @@ class Tally:
         self.arrived: list[AgentId] = []  # the agents with an answer that fits, in the order of their answers
         self.invalid: dict[AgentId, InvalidAnswer] = {}
         self.blocked: dict[AgentId, BlockedQuestion] = {}
-        # The number of answers that are not counted: second answers of an agent, and answers after the end of the
-        # survey.
+        # The number of answers that are not counted: answers of agents that have a counted answer already, or that the
+        # survey does not ask, and answers after the end of the survey.
         self.late = 0
         self.questions = 0  # the number of questions that were sent
         self.states = np.zeros(len(self.agents), np.uint8)
@@ -79,9 +79,9 @@ class Tally:
         self.late += batch.rows - counted
 
     def _take(self, batch: Batch, rows: Rows, places: Rows) -> None:
-        """Count the answers in the given rows. No agent may have two answers among them.
+        """Count the answers in the given rows. No two of these rows may be from the same agent.
 
-        Args: `places` are the positions of these agents among the survey's agents.
+        Args: `places` are the positions that the rows' senders have among the survey's agents.
         """
         assert batch.lines is not None
         by_row = batch.lines.by_row
@@ -92,7 +92,7 @@ class Tally:
         for at in np.flatnonzero(~fits).tolist():
             self.invalid[agents[at]] = values[at]
         for agent in agents if self.blocked else ():
-            self.blocked.pop(agent, None)  # a rule may have blocked an earlier question
+            self.blocked.pop(agent, None)  # the agent has answered, although a rule blocked one of its questions
         if not fits.all():
             agents = [agent for agent, fit in zip(agents, fits, strict=True) if fit]
             values = [value for value, fit in zip(values, fits, strict=True) if fit]

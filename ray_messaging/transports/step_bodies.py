@@ -29,7 +29,7 @@ T = TypeVar("T")
 
 _ALL = 2**53  # a number above the numbers of all steps
 _SWEEP_S = 1.0  # how long to wait for the deletion of old bodies, which may go on after that
-_MARK = b"\x01body:"  # no frame begins with these bytes; script write_to_boxes reads the size that follows them
+_MARK = b"\x01body:"  # each stand-in begins with these bytes, and no frame does; boxes.lua has the same bytes
 
 
 async def at_all(calls: Iterable[Awaitable[T]]) -> list[T]:
@@ -61,11 +61,11 @@ class _StandIn(NamedTuple):
 
 
 class StepBodies:
-    """The bodies of large frames of steps: the frames themselves, in place of which a box has only small stand-ins.
+    """The store of bodies, which are large frames of steps. In its box, each body has only a small stand-in.
 
-    The bodies that a process sends are on one server, or spread over all servers by a hash of their names. If a body's
-    server is the primary, the frame stays in its box. Answers to askers outside of the steps, notes for the event log
-    and publications also stay in their boxes, because the primary itself reads them.
+    The bodies that a process sends are on one server, or spread over all servers by a hash of their names. If a large
+    frame's server is the primary, the frame stays in its box. Answers to askers outside of the steps, notes for the
+    event log and publications also stay in their boxes, because the primary itself reads them.
 
     Args: `links` and `keys` are for all servers, the primary first. `home` is the server for the bodies that this
     process sends (None: they are spread). Frames of at least `least` bytes are large.
@@ -138,7 +138,9 @@ class StepBodies:
     async def fetch(self, box: str, frames: list[BoxFrame]) -> list[BoxFrame]:
         """Return frames of a box, with large frames read from the other servers in place of their stand-ins.
 
-        Raises: BodyLost if a server has lost a large frame.
+        If the box's step is dropped already, leave out large frames that are gone.
+
+        Raises: BodyLost if a server has lost a large frame of a step that is not dropped.
         """
         # For each server, a dict from the position of a frame to the name of its body.
         shards: dict[int, dict[int, bytes]] = {}
@@ -213,10 +215,10 @@ class StepBodies:
 
 
 def _name(write: FrameWrite, sender: str, tag: StepTag) -> bytes:
-    """Build the name under which another server stores a large frame, which is called the body.
+    """Build the name under which another server stores a large frame.
 
-    Equal frames have equal names, so that a repeated call stores one body. A group that sends a step again may divide
-    its messages into other frames. Other frames have other checksums, and therefore other names.
+    Equal frames have equal names, so that a repeated call stores the frame once. A group that sends a step again may
+    divide its messages into other frames. These have other checksums, and therefore other names.
     """
     sent = f"{write.mailbox}:{tag.sent}:{tag.attempt}:{write.seq}:{checksum_of(write.frame):x}"
     return f"{sent}:{len(write.frame)}:{tag.group}:{sender}".encode()

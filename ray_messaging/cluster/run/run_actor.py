@@ -59,12 +59,12 @@ logger = logging.getLogger(__name__)
 class GroupResult(NamedTuple):
     """The result of one group: its states before step `until`, and in `fates` the numbers of its messages by fate.
 
-    `states` and `ids` are empty unless the call of `run` asked for them. With by="group" `ids` has the agents in the
-    order of the arrays. `unheard` maps a few addresses on which nobody listens to the number of messages to each.
-    `calls` has the numbers of calls through `me.remember`, by where their results came from, and of retries. `spent`
-    says that the run ended before step `until` because the budget of calls was spent. `sealed` is the last step of
-    which this group knows that all groups have committed it. `collected` has the encoded values that the group
-    collected in its last step, if the call of `run` asked for them (None: another process ran that step).
+    `states` and `ids` are empty unless the call of `run` asked for them. With by="group", `states` has arrays, and
+    `ids` has the agents in the order of these arrays. For a few addresses on which nobody listens, `unheard` has the
+    number of messages to each. `calls` has the fields of `CallCounts` that were counted. `spent` is True if the run
+    ended before step `until` because the budget of calls was spent. `sealed` is the last step that all groups have
+    committed, as far as this group knows. `collected` has the encoded values that the group collected in its last step,
+    if the call of `run` asked for them (None: another process ran that step).
     """
 
     states: dict[Any, Any]
@@ -84,11 +84,10 @@ class RunInputs(NamedTuple):
     `model`, `options`, `shared` and the plan of each group in `plans` are awaitables, so that an actor loads only the
     inputs that it needs, and loads each of them once. `parent_calls` is the log folder of a fork's parent (None: there
     is no parent). The results that the parent has stored are used for equal calls through `me.remember`. `change` has
-    new values for states, which are set before one of the steps. People act for the agents in `seats`. `ahead` is the
-    most steps by which agents may run ahead of the current step. `run` is a name that no other run of the experiment
-    has. Without `stores_states`, the states after each step are not stored, because nobody needs them before the run
-    ends. With `has_graph`, the run has a graph, so people may write only to neighbours and to agents that wrote to
-    them.
+    new values for states, which are set before one of the steps. People act for the agents in `seats`. Agents may run
+    up to `ahead` steps ahead of the current step. `run` is a name that no other run of the experiment has. Without
+    `stores_states`, the states after each step are not stored, because nobody needs them before the run ends. With
+    `has_graph`, the run has a graph, so people may write only to neighbours and to agents that wrote to them.
     """
 
     model: Any
@@ -132,7 +131,7 @@ class RunActor:
         self._homes: Homes | None = None
         self._parent_calls: str | None = None
         self._ahead, self._run = 0, ""  # the fields `ahead` and `run` of `RunInputs`
-        self._is_judged = False  # whether rules have blocked messages
+        self._is_judged = False  # whether rules have blocked messages in this run
         self._news: AheadNews | None = None  # exchanges news with other groups about steps run ahead of time
         self._others = False  # whether the run has more than one group
         self._watch: ModelWatch | None = None
@@ -142,10 +141,11 @@ class RunActor:
         # The thread is the same in all runs, because clients in a user's module are bound to the thread's event loop.
         self._thread = ModelThread()
         self._running = asyncio.Lock()  # only one call of `run` runs at a time, and further calls wait
-        self._is_told = False  # whether a `Run` opens the first step of each call of `run` for all groups
+        # Whether a `Run` object opens the first step of each of its calls of `run` for all groups at once.
+        self._is_told = False
         self._turn = 0  # the number of the current call of `run`
         self._last: int | None = None  # the step after which `end_after` lets the current call of `run` end
-        # Tells the interceptor, for the inspector, which calls through `me.remember` are under way.
+        # A function that tells the interceptor, for the inspector, which calls through `me.remember` are under way.
         self._tell_calls: Callable[[CallsNow], object] | None = None
         self._telling: asyncio.TimerHandle | None = None
         self._told_calls = NO_CALLS  # the argument of the last call of `_tell_calls`
@@ -178,12 +178,12 @@ class RunActor:
     ) -> GroupResult:
         """Run the steps of a group that come before step `until`; return the group's result.
 
-        Args: `given` has one awaitable, which returns the experiment, or None for a run without one, and the run's
-        inputs. Only the first call in a process awaits it, because unpickling it takes some milliseconds. `turn` is the
-        number of this call, for `end_after`. With `with_states` the result has the agents' states. With
-        `with_states="called"`, it may lack the states of agents for which the last step did not call the model. With
-        `with_collected` it has what was collected in the last step. With `stands`, this process keeps the right to run
-        the group's steps until the next call, so that the next call begins sooner.
+        Args: `given` has one awaitable. It returns a pair: the experiment (None: the run has none) and the run's
+        inputs. Only the first call in a process awaits it, because unpickling the pair takes some milliseconds. `turn`
+        is the number of this call, for `end_after`. With `with_states` the result has the agents' states. With
+        `with_states="called"`, the result may lack the states of agents for which the last step did not call the model.
+        With `with_collected` the result has what was collected in the last step. With `stands`, this process keeps the
+        right to run the group's steps until the next call, so that the next call begins sooner.
         Raises: StepFailed if the model, or another function of the user, fails.
         """
         async with self._running:

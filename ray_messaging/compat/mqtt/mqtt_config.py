@@ -9,7 +9,7 @@ PORT, TIMEOUT_S = 1883, 60
 
 
 class MqttConfig(ServerConfig):
-    """Address of the MQTT broker; the repr never shows the password."""
+    """The address of an MQTT broker, and how to connect to it. The repr never shows the password."""
 
     # Unknown fields are errors, so that a typo in `password` is noticed. Errors about other fields do not show the
     # password.
@@ -59,7 +59,7 @@ def broker_config(
     if isinstance(hostname, MqttConfig):
         if (port, username, password, timeout) != (PORT, None, None, TIMEOUT_S):
             raise ConfigError(
-                "an MqttConfig holds all settings of a broker: put port, username, password and timeout there"
+                "port, username, password and timeout cannot be passed next to an MqttConfig: set them in that config"
             )
         return hostname
     try:
@@ -68,7 +68,7 @@ def broker_config(
                 "server": hostname,
                 "port": port,
                 "username": username,
-                # In settings files an empty password often means no password, as in paho.
+                # As in paho, an empty password without a username counts as no password: settings files often have one.
                 "password": None if username is None and password == "" else password,
                 "timeout": timeout,
             }

@@ -50,7 +50,7 @@ class RowHearers(NamedTuple):
 
 
 class Expansion:
-    """Search for the hearers of a log's broadcasts, by means of the audiences in the log's folder.
+    """A search for the hearers of a log's broadcasts, by means of the audiences in the log's folder.
 
     Audiences are cached.
     """
@@ -67,7 +67,7 @@ class Expansion:
     def expanded(self, part: pa.Table, filters: Filters) -> Iterator[pa.Table]:
         """Yield the matching rows of a table, in order, with one row for each hearer of a broadcast.
 
-        Each yielded table has about PIECE_PAIRS rows.
+        A table with broadcasts is expanded in pieces of about PIECE_PAIRS rows.
 
         Args: `part` must have the columns NEEDED. The caller has chosen its rows by all fields of the query, except
         those about the recipient, which are applied here.
@@ -156,7 +156,7 @@ class Expansion:
         if key not in self._edges:
             agents = read_agents(self._folder, digest)
             if agents is None:
-                raise self._unknown(audience, f"the folder lacks the set of a mailbox's agents with the hash {digest}")
+                raise self._unknown(audience, f"the folder lacks a set of agents, whose hash is {digest}")
             everybody = audience == EVERYBODY
             self._edges[key] = MemberEdges.everybody(agents) if everybody else self._read(audience).toward(agents)
         return self._edges[key]

@@ -38,19 +38,20 @@ from ray_messaging.model.agent_sets import NO_AGENTS
 from ray_messaging.observability.health.findings import Health
 
 PERIOD_S = 60
-_MOST_COUNTED = 50_000  # the most rows that one call counts; of more rows, a sample of this size is counted
-_FIRST_COUNTED = 500_000  # the first call counts the rows that came before it, but at most this many
+# Each call counts at most this many rows. If there are more, `traffic` counts a sample, and `society` the last ones.
+_MOST_COUNTED = 50_000
+_FIRST_COUNTED = 500_000  # the first call of `traffic` counts at most this many of the log's last rows
 _LETTERS = 50
-_MOST_AT_WORK = 20  # the most agents whose calls are shown
-_TEXTS = 3  # the most texts of a dead letter that are shown
-_TEXT = 300  # the most characters of each text that are shown
+_MOST_AT_WORK = 20  # of how many agents the calls are shown, at most
+_TEXTS = 3  # how many texts of a dead letter are shown, at most
+_TEXT = 300  # how many characters of each text are shown, at most
 # If an agent's group has more agents than this, the agent's state is not shown, because it can only be read together
 # with the states of the whole group.
 _MOST_HOSTED = 20_000
 
 
 class LiveSource(RunFacts):
-    """Source for a running experiment. Each call counts only the rows that have come since the call before."""
+    """Source for a running experiment. Each call of `traffic` counts only the rows that are new since its last call."""
 
     live = True
     phase = "live"

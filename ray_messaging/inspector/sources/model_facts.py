@@ -15,7 +15,7 @@ from ray_messaging.model.series_columns import STEP, TAKEN
 from ray_messaging.studies.stepwise_run import StepwiseRun
 
 _PAGES = ("Overview", "Society", "Search", "Conversation", "Agent", "Calls", "Why", "Rules", "Dead letters")
-_WHOLE = 10  # a slider for whole numbers without bounds ends at this number, or above
+_WHOLE = 10  # if a whole number has no given bounds, its slider reaches at least this number
 _TEXTS = "such as def town(*, chance: float = 0.3, agents: int = 400)"
 
 
@@ -44,7 +44,8 @@ class ModelParameter(NamedTuple):
 def settings_of(function: Callable[..., Any]) -> list[ModelParameter]:
     """Return the parameters of a function, with the values that their defaults and type hints allow.
 
-    Raises: ConfigError if a parameter has no default, or a default that a page cannot show.
+    Raises: ConfigError if a parameter has no default, or a default that is outside of its bounds or that a page cannot
+    show.
     """
     try:
         hints = get_type_hints(function, include_extras=True)

@@ -14,7 +14,7 @@ T = TypeVar("T")
 
 _THREADS = 4
 _LOOK_S = 1.0
-_WAITING = 32  # the most questions that are answered at a time; further questions wait
+_WAITING = 32  # how many questions and changes may be under way in threads; further ones wait
 
 
 @dataclass(slots=True)
@@ -29,7 +29,7 @@ class _Answer:
 class AnswerCache:
     """A cache of the answers that a source, such as a run's log, gives to the pages.
 
-    No call blocks the event loop. If several pages ask for the same answer, it is computed only once at a time.
+    No call blocks the event loop. Pages that ask for the same answer at the same time share one computation.
     """
 
     def __init__(self, source: RunFacts, control: LiveControl | None = None) -> None:
@@ -57,8 +57,8 @@ class AnswerCache:
         began = time.monotonic()
         try:
             answer.value = await self.ask(question)
-            # An answer is used for longer than `max_age_s`: by three times the time that its computation took. So a
-            # slow question is being computed for at most a fourth of the time.
+            # An answer's age is counted from a later time, so that the answer is used for at least three times as long
+            # as its computation took. So the computation of a slow answer runs for at most a fourth of the time.
             answer.at = time.monotonic() + 3 * (time.monotonic() - began)
         finally:
             answer.coming = None
@@ -78,7 +78,7 @@ class AnswerCache:
         return done
 
     async def follow(self) -> None:
-        """Replace the source of a running experiment by the source of its log, when the run has ended."""
+        """If the experiment has ended, use from now on the source that takes the place of the live one."""
         source = self.source
         found = await self.shared("ended", source.ended, _LOOK_S)
         if found is not None and self.source is source:
@@ -86,7 +86,7 @@ class AnswerCache:
             self.source, self.control, self._answers = found, None, {}
 
     async def close(self) -> None:
-        """End the threads, without waiting for questions that are being answered."""
+        """Close the control, if there is one, and end the threads, without waiting for questions under way."""
         if self.control is not None:
             await asyncio.to_thread(self.control.close)
         self._changes.shutdown(wait=False, cancel_futures=True)

@@ -29,7 +29,7 @@ logger = logging.getLogger(__name__)
 CONNECTIONS = 10_000
 # The time limit for a caller to complete a request, or to read an answer. Slow callers use up memory.
 STALLED_S = 60.0
-HELD_BYTES = 2**30  # the most bytes of incomplete requests, of all callers together
+HELD_BYTES = 2**30  # how many bytes the incomplete requests of all callers may have together
 _UNREAD_BYTES = 2**20  # while a caller has more bytes of unread answers than this, its further requests are not read
 _TOKEN_LIMIT = 128
 

@@ -16,7 +16,7 @@ _CLOSE_S = 2.0  # how long to wait for the server's answer when the interceptor 
 
 
 class ServerBehindError(Exception):
-    """The server has lost writes that it had confirmed."""
+    """An error: the server has lost writes that it had confirmed."""
 
 
 class StateStore(Protocol):
@@ -135,7 +135,7 @@ class StateWriter:
             except asyncio.CancelledError:
                 self._fail(_closed(), waiting)
                 raise
-            except Exception as error:  # callers whose batches changed the state that is not saved get this error
+            except Exception as error:  # callers get this error if the state that their batches changed is not saved
                 if isinstance(error, Fenced):
                     self.error = error
                 else:
