@@ -55,8 +55,8 @@ class Keys:
         # once it has stored the set in its folder.
         self.hearers = start + "hearers"
         self.news = start + "news"  # a stream, whose entries wake the processes that wait for a step
-        # A stream: reports of groups about agents that have begun a step before all groups have closed
-        # the previous step.
+        # A stream: reports of groups about agents that have begun a step before all groups have closed the
+        # previous step.
         self.told = start + "told"
         # A stream: copies of those entries of the stream `news` by which a run opens a step for its groups.
         self.openings = start + "openings"

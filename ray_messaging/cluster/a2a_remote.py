@@ -48,7 +48,7 @@ _FAILED = {
     TaskState.TASK_STATE_AUTH_REQUIRED,
 }
 WAITING = "waiting"  # the key in `me.state` for the messages that the outside agent has not answered yet
-ANSWERS = "answers"  # the key of the answered message's id in an answer that is not a reply
+ANSWERS = "answers"  # under this key, an answer sent as an ordinary message has the answered message's id
 
 
 class RemoteFailure(Exception):

@@ -119,7 +119,7 @@ def _records(part: pa.Table) -> tuple[NDArray[Any], NDArray[Any], NDArray[np.int
 
     The place of a row is where it was read: the mailbox, the entry of the mailbox's stream, the number of the row in
     the entry, and whether the entry was a log note (which says what rules did with messages). A row of a broadcast with
-    n hearers stands for n sends. One of them is in the first array. The third array counts the other n - 1 sends.
+    n hearers stands for n sends. One of them is in the first array. The third array counts the other n - 1 by fate.
     """
     part = part.combine_chunks()
     messages, mailboxes, entries = _messages(part), hashes(part["mailbox"]), hashes(part["entry"])
