@@ -26,10 +26,9 @@ class Keys:
 
     The name of a key, or of a field in a hash, says whether checkpoints contain it:
 
-        start:...      belongs to one start of the experiment (its driver, groups, log, waiting clients): never
-        box...@<step>  belongs to the boxes for a step (the messages that groups read in this step): if no group has
-                       read these boxes
-        anything else  belongs to the run: always
+        start:...      never: it belongs to one start of the experiment (its driver, groups, log, waiting clients)
+        box...@<step>  only if no group has read the boxes for this step (the messages that groups read in it)
+        anything else  always: it belongs to the run
 
     Args: `tag` follows the experiment's name in the hash tag. It is empty, except for keys of message bodies on another
     primary (see `key_tags`). `db` is the server's db. Pub/Sub has no dbs, so the names of channels contain the db
@@ -56,7 +55,8 @@ class Keys:
         # once it has stored the set in its folder.
         self.hearers = start + "hearers"
         self.news = start + "news"  # a stream, whose entries wake the processes that wait for a step
-        # A stream: reports of groups about agents that begin a step before all groups have closed the step before it.
+        # A stream: reports of groups about agents that have begun a step before all groups have closed the
+        # previous step.
         self.told = start + "told"
         # A stream: copies of those entries of the stream `news` by which a run opens a step for its groups.
         self.openings = start + "openings"
@@ -65,8 +65,8 @@ class Keys:
         self.bodies = prefix + "bodies"  # the steps for which a server has bodies of large frames
         self.mark = start + "mark"  # written before WAIT, so that WAIT covers all earlier writes
         self.channels = f"exps:{exp_id}{mark_of_db(db)}:"  # the beginning of this experiment's channels in Pub/Sub
-        # A Pub/Sub channel. When our script publishes messages, it first publishes an opening mark on this channel, and
-        # after the messages a closing mark.
+        # A Pub/Sub channel. When one of our Lua scripts publishes messages on other channels, it publishes "(" on this
+        # channel before the messages, and ")" after them.
         self.own = f"{prefix}own{mark_of_db(db)}"
         # A Pub/Sub channel. Messagers that subscribe to the pattern of all agents' channels also subscribe to this one.
         self.wide = self.own + ":wide"
@@ -79,8 +79,8 @@ class Keys:
     # A mailbox's stream, by `mailbox:born`. If a mailbox is removed, and later made again with the same name, it has
     # another number `born`, and so another stream.
     stream = _mailbox_key("mailbox")
-    # The name of a mailbox's stream while a transaction appends large frames to it, by the mailbox's name (see
-    # `transports/large_frames.py`).
+    # A mailbox's stream, by the mailbox's name, while a transaction appends large frames. For this time, a script gives
+    # the stream this key in place of the key `stream` (see `transports/large_frames.py`).
     open_stream = _key(START + "open")
     ended_stream = _key(START + "ended")  # the stream of a removed mailbox, by `mailbox:born`
     state = _mailbox_key("state")  # the state of a mailbox: reader epoch, cursor, counts, limits

@@ -95,9 +95,9 @@ def _settings(
 ) -> dict[str, Any]:
     """Return the settings that are given in a text `key=value,key=value`, by key.
 
-    A value for the key `bare` is required. If this value comes first, `key=` may be left out before it.
-
-    Args: `kind` is the name of the rule, for errors. `known` has, for each key, the function that reads its value.
+    Args: `kind` is the name of the rule, for errors. `known` has, for each key, the function that reads the key's
+    value. `bare` is a key that the text must have (None: there is no such key). If this key comes first, its value may
+    be written without `key=`.
     """
     settings: dict[str, Any] = {}
     for place, part in enumerate(filter(str.strip, text.split(","))):
@@ -146,7 +146,8 @@ def _side(text: str) -> AgentId | None:
 class Known(NamedTuple):
     """A rule that can be written as text, such as "max-length:500".
 
-    `make` builds the rule from the text after "max-length:". `example` has texts of the whole rule.
+    `make` builds the rule from its settings, which are the text after the first colon, such as "500". `example` shows
+    how to write the whole rule, and may explain it.
     """
 
     make: Callable[[str], Rule]

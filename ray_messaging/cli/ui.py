@@ -67,7 +67,7 @@ Seats = Annotated[
     typer.Option("--seats", help="Serve the pages of people at seats, not the inspector, and print their links."),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print the URL as JSON, in one object.")]
-# `messaging.ui` passes this option, with which the command ends when its standard input is closed.
+# `messaging.ui` passes this option. It makes the command end when the command's standard input is closed.
 OfProcess = Annotated[bool, typer.Option("--of-process", hidden=True)]
 
 
@@ -130,7 +130,9 @@ def ui(
 
 def _opened(target: str | None, model: str | None, beside: str | None, *, of_process: bool) -> "RunFacts | Messaging":
     if (target is None) is (model is None):
-        raise ConfigError("name what to show, one of these: an experiment, a folder, a model by --model town:town")
+        raise ConfigError(
+            "name what to show, and only one of these: an experiment, a folder, or a model (--model town:town)"
+        )
     if target is None:
         assert model is not None
         if beside is not None:

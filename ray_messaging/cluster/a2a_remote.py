@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from ray_messaging.message import Message
     from ray_messaging.messages import Messages
 
-_MOST_BYTES = 4 << 20  # the most bytes of a response
+_MOST_BYTES = 4 << 20  # how many bytes a response may have at most
 _CONNECT_S = 10.0
 _PORTS = {"http": 80, "https": 443}  # the ports of URLs that name no port
 _POLL_S = 1.0  # seconds between two requests that ask whether a task has ended
@@ -48,7 +48,7 @@ _FAILED = {
     TaskState.TASK_STATE_AUTH_REQUIRED,
 }
 WAITING = "waiting"  # the key in `me.state` for the messages that the outside agent has not answered yet
-ANSWERS = "answers"  # the field of an answer's payload for the id of the message that is answered
+ANSWERS = "answers"  # under this key, an answer sent as an ordinary message has the answered message's id
 
 
 class RemoteFailure(Exception):
@@ -90,8 +90,8 @@ class RemoteAgent(AbstractContextManager["RemoteAgent"]):
         self._leave: Callable[[], None] | None = None
         self._loop: SharedLoop | None = None
         self._life: finalize[Any, Any] | None = None
-        self._asked: dict[str, Future[dict[str, Any]]] = {}  # the outside agent's answer, by the message's id
-        self._tasks: dict[str, str] = {}  # the outside agent's task, by the message's id
+        self._asked: dict[str, Future[dict[str, Any]]] = {}  # by a message's id: the outside agent's answer to it
+        self._tasks: dict[str, str] = {}  # by a message's id: the id of the outside agent's task for it
         self._serving: Future[None] | None = None
         self._card: AgentCard | None = None  # the outside agent's card, if the last call with it succeeded
         self._places = asyncio.Semaphore(_CONCURRENCY)
@@ -170,7 +170,7 @@ class RemoteAgent(AbstractContextManager["RemoteAgent"]):
     async def __call__(self, me: "Agent", inbox: "Messages") -> None:
         """Pass the messages of a step on to the outside agent, and send the agent's answers to the messages' senders.
 
-        If the agent has not answered a message within `wait_s` seconds, its answer is sent in one of the next
+        If the agent does not answer a message within `wait_s` seconds, a later answer is sent on in one of the next
         `late_steps` steps. If there is no answer by then, the sender gets an error as the answer. If the sender is the
         user, who takes part in no steps, the error is sent in this step.
 
@@ -184,7 +184,8 @@ class RemoteAgent(AbstractContextManager["RemoteAgent"]):
         async def ask_remote(message_id: str, payload: object, task: str | None, since: int) -> dict[str, Any]:
             return await self._within_limit(message_id, payload, task, wait=me.step == since)
 
-        asks = by_content(ask_remote, sample=None)  # Calls(store=) must not share "late" results among equal calls.
+        # With sample=None, equal calls share no result: a result "late" is valid only for the call that returned it.
+        asks = by_content(ask_remote, sample=None)
 
         async def ask(message_id: str, payload: object, task: str | None, since: int) -> dict[str, Any]:
             try:
@@ -263,12 +264,13 @@ class RemoteAgent(AbstractContextManager["RemoteAgent"]):
                 if known.status.state in _ENDED | _FAILED:
                     return _answer(known)
             if known is None:
-                raise RemoteFailure("the agent's answer is neither an A2A message nor an A2A task")
+                raise RemoteFailure("the agent's response has neither an A2A message nor an A2A task")
             return await _result(client, known)
 
     @asynccontextmanager
     async def _client(self) -> AsyncIterator[Client]:
-        # The limit for a response's size counts the bytes that arrive. Compressed bytes could need far more memory.
+        # Responses must not be compressed: their size limit counts the bytes that arrive, and decompressed content
+        # could be far larger.
         headers = {"accept-encoding": "identity"}
         headers |= {} if self._token is None else {"authorization": f"Bearer {self._token}"}
         timeout = httpx.Timeout(None, connect=_CONNECT_S)

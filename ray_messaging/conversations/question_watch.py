@@ -24,7 +24,7 @@ _MOST_NOTES = 1000  # after the notes of this many mailboxes, one check reads no
 
 
 class WaitGraph(NamedTuple):
-    """The graph of which question waits for which other questions.
+    """A graph of open questions, each of which may have to wait for the answers to other questions.
 
     The graph is made from notes on the server. When all handlers of a mailbox wait for answers to their own questions,
     the mailbox's note lists these questions. `asks` has the questions of all notes by id, and `notes` has the note of
@@ -32,7 +32,7 @@ class WaitGraph(NamedTuple):
     """
 
     asks: dict[str, Ask]
-    # By the id of a question that a handler is handling: the questions that the handler has asked.
+    # By the id of a message that a handler is handling: the questions for whose answers the handler waits.
     in_hand: dict[str, tuple[Ask, ...]]
     notes: Mapping[str, ServiceNote]
 
@@ -99,7 +99,7 @@ class QuestionWatch:
         self._engine = engine
         self._questions = questions
         self._task: asyncio.Task[None] | None = None
-        # By the key of a question: why the question cannot get an answer, if the last check found a reason.
+        # By the key of a question: why it cannot get an answer, and the circle that it is in, as the last check found.
         self._seen: dict[object, object] = {}
 
     def begin(self) -> None:
@@ -146,9 +146,10 @@ class QuestionWatch:
         self._seen = found
 
     async def _notes(self, mailboxes: Iterable[str]) -> dict[str, ServiceNote]:
-        """Return the notes of the given mailboxes, of the mailboxes for whose answers these wait, and so on.
+        """Return the notes of the given mailboxes, of the mailboxes that their handlers have asked, and so on.
 
-        The keys are the mailboxes. A note says for which questions the handlers of its mailbox wait.
+        The keys are the mailboxes. A note lists the questions for whose answers the handlers of its mailbox wait. After
+        _MOST_NOTES mailboxes, no more notes are read.
         """
         found: dict[str, ServiceNote] = {}
         asked, left = set[str](), {*mailboxes}

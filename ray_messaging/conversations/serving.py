@@ -35,7 +35,7 @@ Handler = Callable[[Message], Awaitable[Payload | None]]
 OnError = Literal["dead_letter", "end"]
 
 _NO_CONTEXT = nullcontext()
-# If a handler's send raises one of these errors, the messager is the reason, and not the message.
+# If a handler raises one of these errors, the cause is that the messager can no longer work, and not the message.
 _OURS = (Closed, Fenced)
 # Errors of a reply that cannot be sent, because of what the handler has returned.
 _OF_THE_ANSWER = (NoQuestion, InvalidPayload, PayloadTooLarge)
@@ -172,7 +172,7 @@ class MessageServer:
         try:
             with self._tracer.handling(message):
                 await self._try(message)
-        # These errors would stop the event loop, and with it this service.
+        # If the task ended with one of these errors, the event loop would stop at once, and with it this service.
         except (SystemExit, KeyboardInterrupt) as error:
             await self._tell(message, HandlerFailure.of(error))
             raise _Fatal(error) from error

@@ -43,7 +43,7 @@ class GuardClient:
         """Order the guard to start a server; return its reply, an event "ready" or "failed"."""
         answer = self._ask(json.dumps(order).encode() + b"\n")
         if answer["event"] == "ready":
-            self._process.wait()  # the process that was started has forked the guard, and ends
+            self._process.wait()  # `_process` has forked the guard, and ends now
         return answer
 
     def restart(self, config: str) -> dict[str, Any]:
@@ -109,7 +109,8 @@ class GuardClient:
             if event["event"] == "gone":
                 break
         else:
-            if guard_pid is not None:  # no other process can have this id, because the guard has not closed its pipe
+            # The guard's pipe is still open, so the guard still lives, and no other process can have its id.
+            if guard_pid is not None:
                 os.kill(guard_pid, signal.SIGKILL)
         with self._lock:
             self._events.close()

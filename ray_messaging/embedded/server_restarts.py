@@ -12,7 +12,8 @@ from ray_messaging.errors import ConfigError, ServerFailed
 
 logger = logging.getLogger(__name__)
 
-# If a server has run for longer than this, the data that it loaded did not kill it, so `_attempts` begins at 0 again.
+# If a server dies after it has run for longer than this, the data that it loaded are not the cause, so `_attempts` is
+# set to 0.
 SETTLED_S: Final = 5.0
 JOIN_S: Final = 5.0
 
@@ -20,14 +21,14 @@ JOIN_S: Final = 5.0
 class ServerSupervisor:
     """Supervisor of one server. A thread restarts the server when the server has died.
 
-    The supervisor gives up when the server has died within seconds of a start several times in succession.
+    The supervisor gives up after several restarts in succession that failed, or after which the server died in seconds.
     """
 
     def __init__(self, server: EmbeddedServer) -> None:
         self._server = server
         self._config: RedisConfig | None = None
         self.failure: ConfigError | ServerFailed | None = None
-        self._attempts = 0  # how many times in succession the server died within seconds of a restart
+        self._attempts = 0  # how many restarts were tried since the server last ran for longer than SETTLED_S
         self._backoff = Backoff(SERVER_RESTART)
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._keep, name="ray_messaging server supervisor", daemon=True)
@@ -58,7 +59,10 @@ class ServerSupervisor:
         self._config, self.failure, self._began_at = config, None, time.monotonic()
 
     def config(self) -> RedisConfig:
-        """Return the server's address and password. If the supervisor has given up, raise the server's last failure."""
+        """Return the server's address and password.
+
+        If the first start failed, or the supervisor has given up, raise the server's last failure.
+        """
         if self.failure is not None:
             raise self.failure.with_traceback(None)
         assert self._config is not None
@@ -68,7 +72,7 @@ class ServerSupervisor:
         """Return a dict about the server.
 
         Its keys are `alive`, `pid`, `data_dir`, `uptime_s` (the time since the last start), `restarts` (how many there
-        were) and `last_end` (how the server ended when it died last, or "").
+        were) and `last_end` (how the server ended when it died last, or why the supervisor has given up; "": neither).
         """
         began_at = self._began_at
         return {

@@ -24,13 +24,13 @@ from ray_messaging.model.batch import Batch
 
 logger = logging.getLogger(__name__)
 
-# While messages pass, a messager reports their number to the interceptor once in each interval of this length. If there
-# are many messagers, the interceptor sends them a factor by which they lengthen the interval.
+# While messages pass, a messager reports to the interceptor, at intervals of this length, how many have passed. If
+# there are many messagers, the interceptor sends them a factor, with which they multiply the interval.
 _REPORT_S = 0.1 / 3
 _PAUSE_S = 0.02  # when no message has passed for this time, the number of passed messages is reported
 _PATIENCE_S = 10.0
 _LAST_REPORT_S = 0.1
-_MANY = 1_000  # rules with this many entries or more are built in a thread
+_MANY = 1_000  # rules with this many pairs, edges and members in all, or more, are built in a thread
 _REMEMBERED = 256  # how many passed batches are remembered, so that a batch that is judged again is counted only once
 
 
@@ -217,7 +217,7 @@ class DelegatedRules:
             self._passing, self._rules = BatchVerdict(epoch=snapshot.number), rules
 
     async def close(self) -> None:
-        """Drop the snapshot, and report the last passed messages, if the interceptor can be reached."""
+        """Drop the snapshot. Report how many messages passed since the last report, if the interceptor is reachable."""
         held = 0 if self._passing is None else self._passing.epoch
         self.drop()
         lane, self._lane = self._lane, None

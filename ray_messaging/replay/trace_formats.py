@@ -151,7 +151,7 @@ def read_edges(source: TraceFile, requested: Requested) -> Columns:
     for line, content in enumerate(source.text.split("\n"), 1):
         first = content.split(maxsplit=1)
         if first and first[0] == _MATRIX:
-            raise source.broken(line, "this is a Matrix Market file: drop its comments and the line of its size")
+            raise source.broken(line, "this is a Matrix Market file: drop all lines before the first edge")
         if not content.strip("\r ") or (first and first[0].startswith(comments)):
             continue
         try:
@@ -238,7 +238,7 @@ def read_csv(source: TraceFile, requested: Requested) -> Columns:
     for line, cells in _csv_rows(source):
         if columns is not None and len(cells) != width:
             expected = f"expected {width} cells as in the header, found {len(cells)}"
-            raise source.broken(line, f"{expected}: correct or quote them")
+            raise source.broken(line, f"{expected}: correct the row, or quote a cell that has a comma")
         try:
             if columns is None:
                 columns, width = Columns(_header_keys(cells), requested), len(cells)
@@ -286,7 +286,7 @@ READERS: dict[str, Reader] = {
 def _check_first(cells: list[Any], *, at_tabs: bool) -> None:
     """Raise RowError if the first line is not an edge.
 
-    Args: `at_tabs` says that lines are split at tabs, and not at white space.
+    Args: `at_tabs` says whether lines are split at tabs only, and not at all white space.
     """
     first, second = (cell.lower() for cell in (cells * 2)[:2])
     if first in FIELDS["sender"][1] and second in FIELDS["receiver"][1]:

@@ -25,10 +25,11 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-# If the server is far, which means that its replies take long, callers get their receipts in groups: each has at least
-# _WAVE callers, and at least a quarter of all callers. An open batch with half as many messages as a group is sent
-# while calls are under way. A smaller batch is sent half a round trip after the last call. A call takes as much
-# processor time as some 100 messages that are sent one by one.
+# If the server is far, which means that its replies take long, callers get their receipts in groups. A group has at
+# least _WAVE callers, and at least a quarter (_WAVES) of the callers that have no receipt yet. While calls to the
+# server are under way, an open batch is sent if it has at least half as many messages as a group. A smaller open batch
+# is sent half a round trip (_PAUSES) after the last call was made. A call takes as much processor time as some 100
+# single messages.
 _WAVE, _WAVES, _PAUSES = 200, 4, 2
 # The longest time for which closing a messager waits for a server that does not answer.
 _LAST_FENCE_S = 1.0
@@ -37,17 +38,17 @@ _LAST_FENCE_S = 1.0
 class SendLoop:
     """A task that takes one batch after the other, gets the verdicts on it, and writes it.
 
-    While a call is under way, the open batch collects messages. A closed batch, such as a large send, collects no more
-    messages, so it may be written before the replies to earlier calls. If the server is far, the open batch may be
-    written before these replies, too. So the callers who wait for receipts do not all wait for the same reply: some
-    callers send their next messages while the messages of other callers are on their way.
+    While a call to the server is under way, the open batch collects messages. A closed batch, such as a large send,
+    collects no more messages, so it may be written before the replies to earlier calls. If the server is far, the open
+    batch may be written before these replies, too. So the callers who wait for receipts do not all wait for the same
+    reply: some callers send their next messages while the messages of other callers are on their way.
     """
 
     def __init__(
         self, frames: FrameSender, verdict_client: VerdictClient, settings: MessagingConfig, source: "Accumulator"
     ) -> None:
         self.verdict_client = verdict_client  # if it is replaced, the new client is used from the next batch on
-        self.batches = 0  # the number of batches that were sent
+        self.batches = 0  # how many batches the loop has begun to send
         self.deferred = DeferredRows(self)
         self.turned_at = time.monotonic()
         self._frames = frames
@@ -86,9 +87,9 @@ class SendLoop:
             self._wake.set()
 
     def _replied(self) -> None:
-        """Process the reply to a call under way. While the loop waits for verdicts, do so at once.
+        """Wake the loop, so that it processes a reply from the server. If the loop waits for verdicts, process it now.
 
-        The verdicts may take long, and the callers whose messages were written must not wait for them.
+        Verdicts may take long, and the callers whose messages were written must not wait for verdicts on others.
         """
         if self._asking:
             self._frames.take_arrived()
@@ -113,8 +114,8 @@ class SendLoop:
     async def _run(self) -> None:
         try:
             while True:
-                # Callers that wait for a receipt or for capacity may send more messages before the next batch is
-                # closed.
+                # Callers that have just got a receipt or capacity can now run. Their next messages still get into
+                # the next batch.
                 await asyncio.sleep(0)
                 self.turned_at = time.monotonic()
                 await self._step()
@@ -163,7 +164,7 @@ class SendLoop:
     def _follow_at(self) -> float | None:
         """Return the event loop's time at which the open batch may be sent, although calls are still under way.
 
-        None means that the open batch has to wait for these calls.
+        None means that the open batch has to wait for these calls, or that no open batch is next.
         """
         far_s, rows = self._frames.far_s, self._source.open_rows
         if not far_s or not rows:
@@ -226,7 +227,7 @@ class SendLoop:
     async def _begin_first(self, pending: PendingBatch) -> None:
         """Claim the first epoch, which is part of the messages' ids, and then begin to send a batch.
 
-        The epoch is the number of this sender among all senders that have had its name.
+        An epoch is a number. Each claim gives a higher epoch than all earlier claims for the same sender name.
         """
         error: MessagingError | None = None
         self._first = pending

@@ -124,7 +124,9 @@ class GroupBoxes:
         return found
 
     async def _toward(self, broadcasts: Batch, box: OpenBox, record: MailboxRecord) -> FoldedBatch:
-        """Return broadcasts with only those hearers that the group has in this step and for which it reads `box`.
+        """Return broadcasts of `box`, each with only the hearers that get it from this box in this step.
+
+        These hearers are agents that the group has in this step, and for which the group reads `box`.
 
         Raises: FrameError if the audience's pairs are damaged; UnknownName if the audience's version does not exist.
         """
@@ -150,9 +152,10 @@ class GroupBoxes:
         return FoldedBatch(made, now)
 
     async def _of_origin(self, mailbox: str, since: int, step: int) -> list[BoxFrame]:
-        """Return the committed frames in the box of the group `mailbox`, which agents have left.
+        """Return the committed frames in the box of `mailbox`, a group from which agents have come to this group.
 
-        Frames that were sent in step `since` or later are left out, because these go to the agents' new group.
+        Frames that were sent in step `since` or later are left out: they have no messages for these agents, because
+        such messages go to this group's own box.
         """
         name = box_name(mailbox, step)
         covers = [cover for cover in await self._store.covers(name) if cover.sent < since]
@@ -274,9 +277,10 @@ def amended(batches: Sequence[Batch], amendments: Sequence[Batch]) -> list[Batch
 
 
 def amendments_of(folded: Sequence[Batch], amendments: Sequence[Batch]) -> list[list[Batch]]:
-    """Return, for each batch of broadcasts, the frames of the box that change how these broadcasts reach some hearers.
+    """Return, for each batch of broadcasts, the amendments that concern these broadcasts.
 
-    Such a frame, an amendment, blocks or changes the messages for some pairs of sender and hearer.
+    An amendment is a frame that blocks or changes the messages for some pairs of sender and hearer. Its rows for other
+    broadcasts are left out.
     """
     found: list[list[Batch]] = [[] for _ in folded]
     for step in dict.fromkeys(each.step for each in amendments):

@@ -27,7 +27,7 @@ from ray_messaging.transports.transport_values import LOG, FrameWrite, Published
 from ray_messaging.wire.frames import encode
 from ray_messaging.wire.notes import Before, LogNote, before_of, why_of
 
-_ROWS = 8_192  # the most rows of a frame
+_ROWS = 8_192  # how many rows a frame has at most
 
 
 class StepChanges:
@@ -172,7 +172,7 @@ def _taken(copies: Copies, sender: str, verdict: BatchVerdict) -> tuple[Batch, d
 def _before(rows: Mapping[int, int], copies: Copies) -> tuple[Before, ...]:
     """Return the payloads that copies of messages had before they were rewritten.
 
-    Args: `rows` has, for each row in the batch of the log note, the index of the copy.
+    Args: `rows` has the rewritten rows of the log note's batch, each with the index of its copy.
     """
     lines = copies.source.batch.lines
     assert lines is not None

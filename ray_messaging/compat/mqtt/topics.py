@@ -41,8 +41,8 @@ def agent_of(topic: str) -> tuple[AgentId | None, str]:
 
     For any other topic, return (None, ":<topic>"). In an agent's id the characters % / + # are percent-encoded.
 
-    Raises: InvalidAddress for a topic that begins with exps/<exp_id>/agents/ but does not have the form above. Rules
-    about ids would not apply to such a topic, although an agent that listens may have a filter that matches it.
+    Raises: InvalidAddress for a topic that begins with exps/<exp_id>/agents/ but does not have the form above. Such a
+    topic names no agent, so rules about agents' ids would pass its messages. But a filter could bring them to an agent.
     """
     levels = topic.split("/", 4)
     if len(levels) < 3 or levels[0] != "exps" or levels[2] != "agents":
@@ -130,7 +130,7 @@ def _check(kind: str, text: object) -> str:
     if not 0 < utf8_size(text) <= TOPIC_BYTES or _UNFIT.search(text):
         raise InvalidAddress(
             f"{kind} {text[:80]!r} cannot be used: it must be 1 to {TOPIC_BYTES} bytes of UTF-8 without control "
-            "characters",
+            "characters and Unicode noncharacters",
             value=text,
         )
     if text.count("/") >= TOPIC_LEVELS:

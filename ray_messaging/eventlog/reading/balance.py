@@ -28,7 +28,8 @@ from ray_messaging.model.fates import FATES
 
 PARTITION_ROWS = 1_000_000  # this many rows take 40 MB as records, and more while they are sorted
 OFFENDERS = 100
-# There are two kinds of files, with at most this many of each; a process can often have only 1,024 open files.
+# The most temporary files of each of two kinds (by message and by place). Many systems allow a process only 1,024 open
+# files.
 _MOST_FILES = 200
 _SUSPECTS = 10 * OFFENDERS
 
@@ -37,8 +38,8 @@ _NO_FATE = len(FATES)
 _SPREAD = np.uint64(0x9E3779B97F4A7C15)
 _SEND = np.dtype([("message", "<u8"), ("mailbox", "<u8"), ("fate", "u1")])
 _PLACE = np.dtype([("place", "<u8"), ("message", "<u8")])
-# The hash of a text takes a random number for each byte, from a table for the byte's place in the text. There are this
-# many tables. Later bytes use them again, from the first table on.
+# The hash of a text is the sum of one random number per byte. The number depends on the byte and on its place in the
+# text, modulo this many places.
 _HASHED_PLACES = 256
 
 
@@ -55,7 +56,10 @@ class Balance:
 
 
 def balance(view: View, *, partition_rows: int = PARTITION_ROWS, expand: bool = False) -> Balance:
-    """Check the log as `EventLog.balance` does, with about `partition_rows` rows in memory at a time."""
+    """Check the log as `EventLog.balance` does, with about `partition_rows` rows in memory at a time.
+
+    If the log has more than _MOST_FILES times this many rows, more rows are in memory at a time.
+    """
     missing = [*read_account(view.folder).missing]
     if absent := absent_rows(view.folder, view.segments, view.end):
         missing.append(absent)
@@ -111,12 +115,11 @@ def _messages(part: pa.Table) -> NDArray[np.uint64]:
 
 
 def _records(part: pa.Table) -> tuple[NDArray[Any], NDArray[Any], NDArray[np.int64]]:
-    """Return three arrays about some rows: their sends, the places where they were read, and more sends by fate.
+    """Return three arrays about some rows: a send for each row, the row's place, and the other sends by fate.
 
-    A row was read at a place: its mailbox, the entry of the mailbox's stream, the number of the row in the entry, and
-    whether the entry was a log note (which says what rules did with messages). A row of a broadcast with n hearers
-    stands for n sends, but is in the first array only once. The third array has, by fate, the sum of n - 1 over these
-    rows.
+    The place of a row is where it was read: the mailbox, the entry of the mailbox's stream, the number of the row in
+    the entry, and whether the entry was a log note (which says what rules did with messages). A row of a broadcast with
+    n hearers stands for n sends. One of them is in the first array. The third array counts the other n - 1 by fate.
     """
     part = part.combine_chunks()
     messages, mailboxes, entries = _messages(part), hashes(part["mailbox"]), hashes(part["entry"])
@@ -139,8 +142,8 @@ def _records(part: pa.Table) -> tuple[NDArray[Any], NDArray[Any], NDArray[np.int
     folded = np.flatnonzero(pairs != 1)
     if len(folded):
         nobody = pc.and_(part["to_id"].is_null(), part["to_name"].is_null()).to_numpy()[folded]
-        # In an expanded log, the sends to all hearers of a broadcast's row are at the place of that row, which is not a
-        # fault. The hash of the send is added, so that each of these sends has another place.
+        # In an expanded log, one row of a broadcast has become a row for each hearer. All these rows have the same
+        # place, which is not a fault. So the hash of each send is added to the place, to make the places differ.
         places["place"][folded[~nobody]] += messages[folded[~nobody]]
         np.add.at(more, sends["fate"][folded[nobody]], pairs[folded[nobody]] - 1)
     return sends, places, more
@@ -179,7 +182,7 @@ class _Partitions:
 def _first(messages: Sequence[NDArray[np.uint64]]) -> NDArray[np.uint64]:
     """Join arrays of hashes of messages that seem to be at fault; return the distinct hashes.
 
-    At most _SUSPECTS + 1 are returned, so that the caller sees whether there are more than it examines.
+    At most _SUSPECTS + 1 hashes are returned. One more than _SUSPECTS shows that some messages will not be examined.
     """
     return np.unique(np.concatenate(messages))[: _SUSPECTS + 1]
 
@@ -293,7 +296,7 @@ def hashes(column: pa.ChunkedArray | pa.Array) -> NDArray[np.uint64]:
         return np.concatenate(parts) if parts else np.zeros(0, np.uint64)
     array = column
     if pa.types.is_dictionary(array.type):
-        # Null gets the index of the last hash, which is 0.
+        # A null gets the last index, where a hash of 0 is appended.
         known: NDArray[np.uint64] = np.append(hashes(array.dictionary), np.uint64(0))
         codes: NDArray[np.intp] = array.indices.fill_null(len(known) - 1).to_numpy(zero_copy_only=False)
         return known[codes]

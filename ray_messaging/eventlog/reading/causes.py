@@ -29,7 +29,7 @@ from ray_messaging.model.fates import STORED
 from ray_messaging.steps.box_frames import FIRST_ADDED, FIRST_OUTSIDE
 
 DEPTH = 3
-MOST = 5  # the most causes of each message in a tree, so a tree of depth 3 has at most 155 causes
+MOST = 5  # a tree shows at most this many causes of a message, so with depth 3 at most 155 in all
 _FACTS = ("message_id", "step", "step_read", "from_id", "to_id", "subtopic")
 _RULES = ("labels", "fate", "rule", "reason")
 _KIND = "kind"
@@ -144,7 +144,7 @@ def check_at_least_1(name: str, value: object) -> int:
 def found_message(view: View, message_id: str) -> LogRow:
     """Return a row of a message, if possible one that was delivered.
 
-    For a broadcast, return one of its rows, in which `pairs` is the number of its hearers in all mailboxes.
+    The row of a broadcast is that of one mailbox, but its `pairs` counts the hearers in all mailboxes.
 
     Raises: UnknownName if no message has the id.
     """

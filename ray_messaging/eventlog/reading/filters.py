@@ -167,7 +167,7 @@ def check_span(name: str, value: range | slice) -> tuple[int, int]:
 def parse_steps(text: str, named: str, field: str) -> int | slice:
     """Return the step or the range of steps that a text such as `5` or `5:10` means.
 
-    Args: `field` is the query's field, and `named` the name that an error's text gives to it, such as an option's name.
+    Args: `field` is the query's field. Errors call it `named`, which may be the name of an option, for example.
 
     Raises: InvalidQuery if the text cannot be read.
     """
@@ -224,7 +224,7 @@ class Filters:
         for name, value in fields.items():
             if name not in NAMES:
                 refuse_name(name, value, NAMES, "a query of the log has no field")
-        self._loose = False  # True: broadcasts match, whatever recipients the query asks for
+        self._loose = False  # True: broadcasts match any recipients that the query asks for
         self._wanted: dict[str, list[Any]] = {}
         self._spans: dict[str, tuple[int, int]] = {}  # field -> the first step, and the step after the last
         for name in CHECKS:
@@ -265,7 +265,7 @@ class Filters:
     def limited(self, limit: int | None, *, loose: bool) -> "Filters":
         """Return a copy of these filters with another limit.
 
-        In a `loose` copy, a broadcast's row matches whatever recipients are wanted, because the row names no recipient.
+        In a `loose` copy, rows of broadcasts match any wanted recipients, because such a row names no recipient.
         """
         made = copy(self)
         made._loose, made.limit = loose, limit

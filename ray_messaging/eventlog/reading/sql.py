@@ -24,7 +24,7 @@ from ray_messaging.eventlog.reading.scan import View, damaged_file, datasets, ha
 
 _READS = ("SELECT", "EXPLAIN")
 _AGAIN_S = 0.1  # seconds between two interrupts of a query that takes too long
-_LONGEST = 300  # the most characters of an error of DuckDB that are shown
+_LONGEST = 300  # how many characters of an error of DuckDB are shown at most
 _SETTINGS = {
     "enable_external_access": "false",
     "python_enable_replacements": "false",  # otherwise a query could use Python variables as tables
@@ -148,7 +148,7 @@ def _natural(table: pa.Table) -> pa.Table:
 
 
 def _messages(view: View) -> tuple[ds.Dataset, list[str]]:
-    """Return a dataset of all messages, and the SQL expressions that make the columns of `query`."""
+    """Return a dataset of all messages, and the SQL expressions for the columns of the table `messages`."""
     parts = [*datasets(view, Filters())]
     kinds = {field.name: field.type for field in _comparable([part.schema for part in parts])}
     names: dict[str, dict[str, None]] = {name: {} for name in kinds}  # key: a typed column; value: its stored columns
@@ -171,7 +171,7 @@ def _messages(view: View) -> tuple[ds.Dataset, list[str]]:
 
 
 def _calls(view: View) -> tuple[ds.Dataset, list[str]]:
-    """Return a dataset of calls made with `me.remember`, and the SQL expressions that make the columns of `calls`."""
+    """Return a dataset of calls by `me.remember`, and the SQL expressions for the columns of the table `calls`."""
     stored, made = calls_dataset(view.folder, view.collected)
     return stored, [f"{made.get(name, _quoted(name))} as {_quoted(name)}" for name in CALL_COLUMNS]
 

@@ -39,7 +39,8 @@ LOG_LIMITS = Limits(MAILBOX_MESSAGES, MAILBOX_BYTES, lease_s=0.0, leased=False)
 _BLOCK_S = 5.0
 _GATHER_S = 0.02  # seconds for which single messages are collected, because even a batch of one costs 0.3 ms
 _SAVE_S = 30.0  # seconds for which `close` tries to write rows of streams that the server has lost
-# Sometimes a segment is saved early, so that steps can go on. With fewer rows than this it stays open for more rows.
+# Sometimes a segment is saved early, so that steps can go on. If the segment has fewer rows than this, it stays open,
+# and gets more rows.
 _SAVED_ROWS = 2**16
 _BUSY_S = 0.2  # how long a read blocks while a file is being written and the next file is due
 
@@ -190,7 +191,7 @@ class LogWriter:
     def _unstored(self) -> list[OpenSegment]:
         """Return the segments whose rows are in no closed file.
 
-        These are the segment that is being written to its last file, if any, and then the open segment.
+        These are the full segment, while its file is being written, and then the open segment.
         """
         return [each for each in (self._full, self._open) if each is not None]
 
@@ -272,7 +273,7 @@ class LogWriter:
             await self._take(rows, partial(self._streams.move, done))
         if streams_changed:
             await self._reader.retry(self._segments.check_owner)
-            # After a loss of the streams, the server's present streams belong to a newer run.
+            # If the server has lost this run's streams, any streams that it has now belong to a newer run.
             if not self._segments.lost:
                 self._streams.update(*await self._reader.list_streams())
         if self._open.age() >= self._segment_age_s and not self._busy and not self._rotating.locked():
@@ -285,11 +286,11 @@ class LogWriter:
         return max(0.0, min(_BLOCK_S, max(due, _BUSY_S) if self._busy else due))
 
     async def _take(self, rows: pa.RecordBatch | None, move: Callable[[], bool], missing: str = "") -> None:
-        """Add rows to the log, and write a file when enough rows wait.
+        """Add rows to the log, and begin to write a file if the segment is full or is needed in a file soon.
 
         Args: `rows` are rows of streams, or all rows of a step (None: there are none). `move` is called right after the
-        rows are added: it records that they were read, and returns whether the server waits for a file with them.
-        `missing` says which messages are missing among the rows ("": none).
+        rows are added. It records that the rows were read, and returns whether groups may soon have to wait until the
+        rows are in a file. `missing` says which messages are missing among the rows ("": none).
         """
         for text in (*self._reader.hearers.lacking(), *([missing] if missing else ())):
             logger.error("the event log of %s is not complete: %s", self.exp_id, text)
@@ -322,9 +323,10 @@ class LogWriter:
         return self._write_task is not None and not self._write_task.done()
 
     async def _save(self, *, closed: bool) -> None:
-        """Begin to write the rows that are in no file yet, as soon as no other file is being written.
+        """Begin to write the open segment to a file, as soon as no other file is being written.
 
-        With `closed`, later rows go into the next file.
+        With `closed`, later rows go into the next segment. Otherwise they go into this segment, and its file is
+        replaced later.
         """
         async with self._rotating:
             if self._busy:
@@ -357,7 +359,7 @@ class LogWriter:
             self._waiters.fail(self._stuck())
 
     def _take_content(self, *, closed: bool) -> SegmentContent:
-        """Return the rows that are in no file yet, to be written. With `closed`, later rows go into the next file."""
+        """Return all rows of the open segment, to be written. With `closed`, later rows go into the next segment."""
         content = self._open.content(self._streams, None if self._feed is None else self._feed.position)
         if closed:
             self._full, self._open = self._open, OpenSegment(content.number + 1, self.rows)
@@ -381,7 +383,8 @@ class LogWriter:
             await self._collected.write(least=FILE_BYTES)
         if not self._segments.lost:
             await self._segments.retry(self._reader.hearers.tidy)
-        if not closed:  # few rows came; a busy writer would need the memory again at once
+        # The segment is not full, so few rows are coming. With many rows, the memory would be needed again at once.
+        if not closed:
             await asyncio.to_thread(pa.default_memory_pool().release_unused)
 
     async def unwritten(self) -> Unwritten:

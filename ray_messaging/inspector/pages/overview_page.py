@@ -140,7 +140,7 @@ class OverviewPage:
         ui.timer(_SIDE_S, self.renew_side)
 
     async def renew(self) -> None:
-        """Show the numbers of messages by step or time, how many wait in each mailbox, and how far the steps are."""
+        """Show how many messages there are by step or time, how many wait in mailboxes, and how far the steps are."""
         source = self._source
         with self._problem.told("the state"):
             state = await self._cache.shared("state", source.state, _STATE_S)
