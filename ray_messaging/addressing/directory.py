@@ -48,11 +48,10 @@ NO_DATES = HostDates()
 
 
 NO_SCHEMAS: Mapping[str, bytes] = {}
-_CACHED_ROUTES = 100_000  # the most cached routes of messages that are sent one by one
+_CACHED_ROUTES = 100_000  # at most this many routes are in each cache of a `Routes` object
 NOBODY = 0  # the route of a channel without a mailbox
 T = TypeVar("T", bound=np.generic)
-# The most changes that a record has, and the most agents in these changes. Changes that later steps need are kept even
-# if there are more.
+# A record keeps at most this many changes, with at most this many agents. More are kept only if later steps need them.
 _MOST_CHANGES, _KEPT_CHANGES = 64, 100_000
 _LEAST = -(2**63)  # the least int64
 _NO_STEP = 2**62  # a number above the numbers of all steps
@@ -96,7 +95,7 @@ class FormerMailbox(msgspec.Struct, array_like=True):
     """With steps, a mailbox from which agents came.
 
     A mailbox has a box for each step. The boxes of this mailbox have messages that were sent to the agents before the
-    move. `version` is the directory's version with the move, by which `HostDates` finds the move's step.
+    move. `version` is the directory's version with the move. `HostDates.since` returns the first step after the move.
     """
 
     mailbox: str
@@ -116,13 +115,13 @@ class MailboxRecord(msgspec.Struct, array_like=True):
     channels: list[str]
     globs: list[str]
     exclusive: bool = False
-    frame_rows: int = FRAME_ROWS // 4  # the most messages of a frame that this mailbox accepts
+    frame_rows: int = FRAME_ROWS // 4  # a frame for this mailbox has at most this many messages
     frame_bytes: int = FRAME_BYTES
     # Whether agents have moved to or from this mailbox. If so, a messager that opens the mailbox later hosts the agents
     # in this record, even if other agents are passed to the messager.
     moved: bool = False
-    # The last changes of the mailbox's agents. Broadcasts that wait in the mailbox may name the agents that it had
-    # before a change.
+    # The last changes of the mailbox's agents. They are kept because broadcasts that wait in the mailbox may
+    # name agents that the mailbox had before a change.
     changes: list[Change] = []
     origins: list[FormerMailbox] = []
 
@@ -233,7 +232,7 @@ def decode_agents(data: bytes) -> AgentSet:
 
 
 def _before(change: Change, now: Mapping[str, AgentSet]) -> dict[str, AgentSet]:
-    """Return, for each subtopic, the agents that a mailbox had before a change. After it, the mailbox had `now`."""
+    """Return, by subtopic, the agents of a mailbox before a change. `now` has the mailbox's agents after the change."""
     came, went = _by_subtopic(change.came), _by_subtopic(change.went)
     return {
         subtopic: (now.get(subtopic, NO_AGENTS) - came.get(subtopic, NO_AGENTS)) | went.get(subtopic, NO_AGENTS)
@@ -244,11 +243,12 @@ def _before(change: Change, now: Mapping[str, AgentSet]) -> dict[str, AgentSet]:
 def _origins(
     before: MailboxRecord, version: int, dates: HostDates, came_from: MailboxRecord | None
 ) -> list[FormerMailbox]:
-    """Return the former mailboxes of a mailbox's agents, after agents have moved to it from the mailbox `came_from`.
+    """Return the former mailboxes of a mailbox's agents, after a change of the mailbox's record.
 
-    `before` is the record of the mailbox before the move. The result has `came_from`, and the former mailboxes in both
-    records, but not the mailbox itself, and no former mailbox for which the step of the move is unknown. If `came_from`
-    is None, no agents have moved, and the result is that of `before`.
+    `before` is the mailbox's record before the change. `came_from` is the record of the other mailbox from which agents
+    have moved to this mailbox. The result has that other mailbox, and the former mailboxes in both records. It has
+    neither this mailbox itself, nor a former mailbox for which the step of the move is unknown. If `came_from` is None,
+    no agents have moved to this mailbox, and the result is `before.origins`.
     """
     if came_from is None:
         return before.origins
@@ -281,7 +281,7 @@ def decode_record(data: bytes) -> MailboxRecord:
         raise FrameError(
             f"the record of mailbox {record.mailbox!r} on the server is invalid, because its limits (frame_rows="
             f"{record.frame_rows}, frame_bytes={record.frame_bytes}) let no message in: close the messager of this "
-            "name, and open it again"
+            "mailbox, and open it again"
         )
     return record
 
@@ -451,7 +451,7 @@ class Routes:
     def _route_one_by_one(self, batch: Batch) -> NDArray[np.int32]:
         """Return, for each message of a batch, the number of the route to its mailboxes.
 
-        This is for the case that mailboxes listen to patterns. Each channel is matched only once.
+        This is for the case that mailboxes listen to patterns. The routes are cached by id and topic.
         """
         routes = np.zeros(len(batch), np.int32)
         for row, to_id in enumerate(batch.to_ids.tolist()):

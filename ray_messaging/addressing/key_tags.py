@@ -9,9 +9,9 @@ from ray_messaging.addressing.server_keys import Keys
 
 
 def shard_keys(exp_id: str, shard: int, in_cluster: int) -> Keys:
-    """Return the Redis keys of an experiment on one of the servers over which large messages are spread.
+    """Return the Redis keys of an experiment on one shard. Large messages are spread over several shards.
 
-    `in_cluster` is the number of such shards in one Redis Cluster (1: each shard has its own server).
+    `in_cluster` is the number of shards in one Redis Cluster (1: each shard has its own server).
     """
     return Keys(exp_id, key_tags(exp_id, in_cluster)[shard] if in_cluster > 1 else "")
 

@@ -31,14 +31,17 @@ def on_ray_client() -> bool:
 
 
 def ray_session() -> object:
-    """Return an object that is different for each connection of this process to Ray. Ray must run."""
+    """Return an object by which two connections of this process to Ray can be told apart. Ray must run.
+
+    If this version of Ray lacks such an object, only connections to different clusters can be told apart.
+    """
     if on_ray_client():
         return client.get_context().client_worker
     try:
         from ray._private.worker import global_worker
 
         found: object = global_worker.current_cluster_and_job
-    except _MISSING:  # the session's name is the same for all connections to one cluster
+    except _MISSING:
         found = ray.get_runtime_context().get_session_name()
     return found
 
@@ -67,8 +70,8 @@ def errors_to_stderr() -> None:
 def known_dead(actor: Any) -> bool | None:  # noqa: ANN401 - a Ray actor handle
     """Return whether this process knows that an actor is dead for good, so that a call would never begin.
 
-    The result is None on Ray Client, where this is not known. It is False before the first call of the actor, and True
-    if the Ray of this process has ended.
+    The result is None if this cannot be known, as on Ray Client and in some versions of Ray. It is False before the
+    first call of the actor, and True if the Ray of this process has ended.
     """
     state = getattr(actor, "_get_local_state", None)
     if state is None:
@@ -147,8 +150,8 @@ def names_in(cluster: str, namespace: str, timeout_s: float) -> list[str]:
         from ray._raylet import GcsClient  # type: ignore[attr-defined]
     except ImportError as error:
         raise ConfigError(
-            f"ray_messaging cannot list the experiments of the cluster at {cluster} by Ray {ray.__version__}: install "
-            "the version of Ray that was the newest when this version of ray_messaging was released"
+            f"ray_messaging cannot list the experiments of the cluster at {cluster} with Ray {ray.__version__}: "
+            "install the version of Ray that was the newest when this version of ray_messaging was released"
         ) from error
 
     async def ask() -> list[str]:

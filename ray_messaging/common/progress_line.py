@@ -35,7 +35,7 @@ class ProgressLine:
         return self._shown and (self._bar is not None or time.monotonic() >= self._next)
 
     def show(self, completed: int, text: str) -> None:
-        """Show that `completed` parts of the call are done. `text` says so in words."""
+        """Show the progress. `completed` is the number of parts of the call that are done. `text` says it in words."""
         self._next = time.monotonic() + _LINE_S
         if self._bar is None:
             sys.stderr.write(f"{text}\n")

@@ -10,7 +10,7 @@ from typing import Any
 
 from ray_messaging.common.texts import steps_done
 
-TEXT_WIDTH = 2_000  # the most characters of a payload that are shown
+TEXT_WIDTH = 2_000  # at most this many characters of a payload are shown
 NAME_WIDTH = 60
 _MOST_VALUES, _VALUE_WIDTH = 40, 200
 _PICTURES = 0x2400  # from here on, Unicode has pictures of the control characters
@@ -268,7 +268,7 @@ class Cause:
     calls: list[str]
 
     def rows(self) -> list[Row]:
-        """Return the messages of the tree, each before its causes."""
+        """Return this message, its causes, their causes and so on. Each message comes before its causes."""
         return [self.row, *(row for each in self.causes for row in each.rows())]
 
 

@@ -15,7 +15,7 @@ from ray_messaging.model.batch import Batch
 from ray_messaging.model.columns import NONE, IdColumn
 from ray_messaging.model.extension import AudiencePairs
 
-KEPT_ENTRIES = 2**24  # the most pairs and senders in the cache, for all audiences and rules together; they take 128 MiB
+KEPT_ENTRIES = 2**24  # at most this many pairs and senders are cached, over all rules and audiences (128 MiB)
 _KEPT_CHECKS = 16
 _NONE = np.zeros(0, np.int64)
 
@@ -82,7 +82,7 @@ class BarredPairs:
         self.check = check
         self._senders = _NONE  # the senders in the cache, ascending
         self._hearers = _NONE  # the number of hearers of each sender in the cache
-        # The blocked hearers of sender i are in `_places`, from `_ends[i]` to `_ends[i + 1]`.
+        # `_places[_ends[i] : _ends[i + 1]]` has the blocked hearers of sender i, as indices among the sender's hearers.
         self._ends = np.zeros(1, np.int64)
         self._places = _NONE
 
@@ -94,7 +94,7 @@ class BarredPairs:
     def rows(self, batch: Batch, pairs: PairRows, room: int) -> NDArray[np.intp]:
         """Return the numbers of the rows that the rule blocks, in ascending order.
 
-        Blocked pairs of senders that are not in the cache are added, if the cache then has at most `room` entries.
+        New senders and their blocked pairs are added to the cache, if the cache then has at most `room` entries.
         """
         if batch.from_ids.kinds is not None:
             return np.flatnonzero(self.check.bars(batch.from_ids, batch.to_ids))
@@ -130,7 +130,7 @@ class BarredPairs:
         If there is not enough room for all new senders and their pairs, add none.
 
         Args: `found` has the numbers of the blocked rows, and `new` the numbers of the broadcasts on which the cache
-        could not decide. `room` is the most entries that the cache may have afterwards.
+        could not decide. Afterwards, the cache may have at most `room` entries.
         """
         new = new[np.unique(senders[new], return_index=True)[1]]
         new = new[~np.isin(senders[new], self._senders)]

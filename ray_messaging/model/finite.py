@@ -11,7 +11,7 @@ import numpy as np
 
 from ray_messaging.compat.msg import Msg
 
-NULL = b"null"  # JSON without this text has lost no number, because NaN becomes null
+NULL = b"null"  # NaN becomes null in JSON, so JSON without this text has lost no number
 # A quick search for this byte comes before a search for NULL. It is an int, because `in` with bytes internally raises
 # and catches an error, which takes time.
 MAYBE_NULL = ord("u")
@@ -23,8 +23,8 @@ _NOT_FINITE = re.compile(rb"\xcb[\x7f\xff][\xf0-\xff]")  # a float in msgpack th
 def may_have_null(lines: bytes) -> bool:
     """Return whether JSON lines contain `null`, as a value or within a string.
 
-    Large data is searched by numpy, four bytes at a time at each of four offsets. That takes a quarter of the time of
-    `in`.
+    Large data is searched by numpy, in words of four bytes that begin at each of four offsets. That takes a quarter of
+    the time of `in`.
     """
     if len(lines) < _MANY:
         return NULL in lines

@@ -17,11 +17,11 @@ from ray_messaging.transports.cursors import START, order
 class Piece(msgspec.Struct):
     """A frame in the inbox. `entry` is its id in the mailbox, or None for a message that a foreign client published.
 
-    `low` and `high` limit the rows that are still in the inbox.
+    The rows from `low` to `high - 1` are still in the inbox.
     """
 
     entry: str | None
-    batch: Batch | None  # None if the frame has no messages, and only moves the cursor
+    batch: Batch | None  # None if all messages of the frame were handled, or it has none
     low: int
     high: int
     nbytes: int
@@ -64,8 +64,7 @@ class Inbox:
         """Add a frame that was read from the mailbox, or a message that a foreign client published."""
         pieces = self._pieces
         if piece.batch is None and pieces and pieces[-1].batch is None:
-            # A frame without messages is never fetched. If the last piece has no messages either, that piece now stands
-            # for both frames.
+            # Neither this piece nor the last piece has messages to fetch. So the last piece now stands for both frames.
             pieces[-1].entry, pieces[-1].nbytes = piece.entry, pieces[-1].nbytes + piece.nbytes
         else:
             pieces.append(piece)
@@ -92,7 +91,7 @@ class Inbox:
     def note_trouble(self, error: MessagingError | None) -> None:
         """Record the error with which the server refuses the reader, and make waiting fetches raise it.
 
-        With None, reading works again.
+        None means that reading works again.
         """
         self.trouble = error
         if error is not None:
@@ -100,7 +99,7 @@ class Inbox:
             self._grown.set()
 
     def note_dry(self) -> None:
-        """Record that the mailbox was read to its end, because the last read has found nothing."""
+        """Record that the last read has found nothing, so that the mailbox was read to its end."""
         self._dry = True
         self._grown.set()
 
@@ -187,8 +186,8 @@ class Inbox:
     def _guard(self, piece: Piece, high: int, *, known: bool) -> int:
         """Return up to which row (exclusive) the rows of a piece may be taken, or -1 if no row may be taken.
 
-        Args: `known` says that the rows were acknowledged earlier, so that no agent gets them, and they are not held
-        back.
+        Args: `known` says whether the rows were acknowledged earlier. Such rows are not held back, because no agent
+        gets them.
         """
         if self.paused:
             self._arrived.clear()

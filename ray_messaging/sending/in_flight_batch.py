@@ -49,8 +49,9 @@ class InFlightBatch:
     rows go to several mailboxes, `placed` has the rows that each mailbox has already, and `copies` has, for each row,
     the number of mailboxes that do not have it yet. `copies` is None if each row goes to one mailbox.
 
-    If `wave` is not 0, callers of single messages get their receipts in equal groups of at least `wave` callers, and
-    other tasks can run between two groups. Until the last group has its receipts, `telling` is true.
+    If `wave` is not 0, callers of single messages get their receipts in groups of at least `wave` callers (the last
+    group may be smaller), and other tasks can run between two groups. Until the last group has its receipts, `telling`
+    is true.
     """
 
     __slots__ = (
@@ -153,7 +154,7 @@ class InFlightBatch:
         self.copies[rows] = copies
 
     def deliver(self, rows: Rows | None, mailbox: str, fate: int) -> None:
-        """Record that a mailbox has some rows (None: all). A row gets the fate when all its mailboxes have it."""
+        """Record that a mailbox has some rows (None: all). A row gets the fate when all its mailboxes have the row."""
         if self.copies is None:
             self.settle(rows, fate)
             return
@@ -186,7 +187,10 @@ class InFlightBatch:
         self._tell(lost)
 
     def give_up(self, error: MessagingError) -> MessagingError:
-        """Give all open rows an error; return the error, which has the receipts of the other rows."""
+        """Give all open rows an error; return an error for the batch, with the receipts of the rows that have a fate.
+
+        If all rows have a fate, return `error` unchanged.
+        """
         self.fail(None, error)
         return self._error_of(0, self.batch.rows) if self.errors else error
 
@@ -254,8 +258,8 @@ class InFlightBatch:
                 future.set_result(self.outcome.receipt(row))
         for low, high, bulk, _ in self.pending.bulks:
             unknown = codes.count(UNKNOWN, low, high)
-            # A row without a fate has an error or is open. If more rows of this bulk send lack a fate than there are
-            # errors, one of them is open. Only otherwise must the rows be checked one by one.
+            # A row without a fate has an error or is open. So if this bulk send has more rows without a fate than there
+            # are errors, it has an open row. If not, its rows are checked one by one.
             if bulk.done() or unknown > len(self.errors):
                 continue
             if unknown and any(codes[row] == UNKNOWN and row not in self.errors for row in range(low, high)):

@@ -11,7 +11,7 @@ from ray_messaging.model.batch import Batch
 from ray_messaging.model.fates import UNKNOWN
 from ray_messaging.receipt import Outcome
 
-# The size in bytes of a batch and its outcome without payloads: most of the memory that a batch of one message takes.
+# How many bytes a batch and its outcome take without the payloads. A batch of one message takes little more.
 _BATCH_BYTES = 900
 
 

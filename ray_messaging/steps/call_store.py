@@ -32,7 +32,7 @@ from ray_messaging.model.call_usage import CallUsage
 from ray_messaging.model.calls import KeptCall, exact_of, json_of
 
 FILE, HOLDERS = "calls.sqlite", "holders"
-_APPLICATION: Final = 0x7261796D  # "raym": the application id by which a database is known as a store of ray_messaging
+_APPLICATION: Final = 0x7261796D  # "raym": the application id of the databases that are stores of ray_messaging
 _VERSION: Final = 1
 _BUSY_S: Final = 60.0  # a call fails if other processes keep the database locked for this many seconds
 _TABLES = """
@@ -90,7 +90,7 @@ class CallStore:
 
     @classmethod
     def at(cls, folder: str) -> "CallStore":
-        """Return the store for a folder. In one process, all callers get the same store."""
+        """Return the store for a folder. All callers in one process get the same store, unless its file was deleted."""
         # A forked process may not use the connections of the process that it was forked from.
         key = os.getpid(), os.path.realpath(folder)
         with _opening:
@@ -99,12 +99,12 @@ class CallStore:
         return found
 
     def known(self, content: str) -> KeptCall | None:
-        """Return the answer of the call with the content `content`, or None if there is none yet."""
+        """Return the stored answer of the call with the key `content`, or None if no answer is stored yet."""
         with self._checked(), self._lock:
             return _found(self._reader, content)
 
     async def answer(self, call: StoredCall, make: Callable[[], Awaitable[KeptCall]]) -> tuple[KeptCall, bool]:
-        """Return the answer of a call, and whether this process has made the call now.
+        """Return the answer of a call, and whether `make` has just made the call.
 
         If an equal call is under way, wait for its answer instead of making the call.
 
@@ -126,7 +126,7 @@ class CallStore:
                 return KeptCall(0.0, 0, outcome.result, saved=outcome.usage or outcome.saved), False
             if isinstance(outcome, Exception) and not isinstance(outcome, BudgetSpent):
                 raise outcome
-            # The equal call was cancelled, or had no budget left. So make the call here.
+            # The equal call was cancelled, or had no budget left. So try again.
 
     async def _fly(
         self, call: StoredCall, make: Callable[[], Awaitable[KeptCall]], flight: "Future[KeptCall | BaseException]"
@@ -167,9 +167,9 @@ class CallStore:
     def _claim(self, content: str) -> KeptCall | bool:
         """Return a call's answer if it is stored.
 
-        Otherwise return True if this process must make the call now, else False.
+        If not, return False if another process is making the call, and True if this process must make the call now.
         """
-        # This part is no transaction, because processes that wait for an answer would block each other.
+        # This part is no transaction: in transactions, processes that wait for an answer would block each other.
         with self._checked():
             if (known := _found(self._writer, content)) is not None:
                 return known
@@ -185,7 +185,7 @@ class CallStore:
             return True
 
     def _holder_of(self, content: str, database: sqlite3.Connection) -> str | None:
-        """Return the holder's name of another living process that is making a call now, or None if there is none."""
+        """Return the name of the file of another living process that is making the call now, or None if none is."""
         row = database.execute("SELECT holder FROM flights WHERE content = ?", (content,)).fetchone()
         return row[0] if row is not None and row[0] != self._holder and self._lives(row[0]) else None
 
@@ -219,7 +219,7 @@ class CallStore:
     # -- holders --------------------------------------------------------------------------------------------------
 
     def _hold(self) -> None:
-        """Lock a file in the folder `holders`, by which other processes see that this process lives."""
+        """Lock a file in the folder `holders`. While it is locked, other processes know that this process lives."""
         while not self._holder:
             path = Path(self.folder, HOLDERS, f"{os.getpid()}-{uuid4().hex}")
             # The file stays open for as long as the process lives. A process that was forked from this one has no lock.

@@ -47,8 +47,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-# A driver's start number is an epoch followed by this many bits for the number of the loop. Lua, whose numbers are
-# floats, can still represent it exactly.
+# A driver's start number is an epoch followed by this many bits for the number of the loop. The start number then has
+# at most 53 bits. So it is exact in Lua, whose numbers are floats.
 _LOOP_BITS = 12
 
 
@@ -57,7 +57,7 @@ def step_loop(engine: Engine, later: LaterDigests | None = None) -> "StepLoop":
 
     A loop ends when a later loop of the same engine begins, or a loop of a later engine with the same name.
 
-    Args: `later`, if given, keeps the rows of the steps, and computes their digests only if they are asked for.
+    Args: `later`, if given, keeps the rows of the steps, and computes the digests of the steps only on request.
     Raises: ConfigError if the engine has no name or hosts no agents, or if the experiment has no steps.
     """
     store, settings = engine.transport.steps, engine.steps
@@ -96,9 +96,9 @@ async def driven_loop(engine: Engine, task: str) -> "StepLoop":
 class StepLoop:
     """The steps of one group, driven by this process.
 
-    Args: `engine` is the engine of the group's messager. `driver` names the task that drives the group. Its start
-    number is higher each time that the task begins again.
-    `later`, if given, keeps the rows of the steps, and computes their digests only if they are asked for.
+    Args: `engine` is the engine of the group's messager. `driver` has the name of the task that drives the group, and a
+    start number, which is higher each time that the task begins again. `later`, if given, keeps the rows of the steps,
+    and computes the digests of the steps only on request.
     """
 
     def __init__(
@@ -115,7 +115,7 @@ class StepLoop:
         self._driver = driver
         self._group = engine.name
         self.places = NO_PLACES
-        self.before = NO_AGENTS  # the agents of the last committed step, to which `state` belongs
+        self.before = NO_AGENTS  # the agents of the group in the last committed step
         self._record: MailboxRecord | None = None  # the directory's record of the group, from which `places` was made
         self._unfolder = Unfolder(engine.audiences)
         self._boxes = GroupBoxes(store, self._unfolder)
@@ -126,7 +126,7 @@ class StepLoop:
         # Each call of a `Run` takes all groups through several steps. True if the `Run` opens the first of these steps
         # for all groups at once, so that this group need not ask the server to open it.
         self.is_told = False
-        self.ahead = 0  # for how many steps after the open one agents may make calls through `me.remember`
+        self.ahead = 0  # calls through `me.remember` may be made for up to this many steps after the open one
         # A function that takes a step and agents, and reads the results of calls that these agents have made in that
         # step of the run from which this run was forked.
         self.parent_calls: Callable[[int, AgentSet], Mapping[str, bytes]] | None = None
@@ -216,7 +216,7 @@ class StepLoop:
                 self.committed, self.state, self.before = number, step.state, step.places.agents
                 self.sealed = sender.sealed
         finally:
-            transport.end_steps()  # failed calls are now repeated for the shorter time that applies outside of steps
+            transport.end_steps()  # ends the longer repetition of failed calls that applies in steps
             if step is not None:
                 step.sends.end()
             try:
@@ -231,8 +231,8 @@ class StepLoop:
         """Return the results of calls through `me.remember` for a step, which is the open step or a later one."""
         assert self._taken is not None
         if step not in self._memories:
-            # An earlier attempt may have kept results only for the first step that is not committed, and for the
-            # `ahead` steps after it.
+            # There can be results of an earlier attempt for the first step that is not committed, and for later steps.
+            # These steps are later by at most `ahead`.
             again = step <= self._taken.closed + 1 + self.ahead
             limit = self._engine.settings.payload_bytes
             made = CallMemory(self._store, self._group, self._taken.attempt, step, limit=limit, again=again)
@@ -329,11 +329,12 @@ class StepLoop:
     def _expect(self, box: BoxReader, step: int, news: str) -> None:
         """Begin to wait for the server's report that `step` is open, if such a report is expected.
 
-        The server reports on a stream. The wait begins after the position `news` of this stream. From step `until` on,
-        there is a report only if a `Run` opens the step for all groups. If `news` is "", an earlier driver of the group
-        may have got this report already, so the loop does not wait for the report. It asks the server later.
+        The server writes its reports to a stream. From step `self.until` on, there is a report only if a `Run` opens
+        the step for all groups.
 
-        Args: `box` reads the messages of `step`.
+        Args: `box` reads the messages of `step`. `news` is the position in the stream after which the report is
+        expected. If `news` is "", an earlier driver of the group may have got the report already. Then this does not
+        wait, and the loop asks the server later.
         """
         if step < self.until:
             box.expect(news, STEP_NEWS_TIMEOUT_S)

@@ -130,7 +130,7 @@ class Study:
         return data_frame(columns)
 
     def summary(self, *, level: float = LEVEL) -> Any:  # noqa: ANN401 - pandas is an extra
-        """Return a DataFrame with the mean of each outcome, and the number of runs, by combination of parameters.
+        """Return a DataFrame by combination of parameters: the numbers of runs and failures, and each outcome's mean.
 
         The bounds of the mean's bootstrap interval are in the columns that end with " low" and " high". Outcomes that
         are strs are left out.
@@ -171,8 +171,8 @@ class Study:
                 difference.
             resamples: The number of resamples of the bootstrap.
 
-        Raises: ConfigError if no run has these values, or if an outcome is unknown or a str; ImportError if pandas is
-        not installed.
+        Raises: ConfigError if an argument is not valid, such as an outcome that is unknown or a str, if no run or every
+        run has the values in `base`, or if the study lacks a base row; ImportError if pandas is not installed.
         """
         _check_level(level)
         if isinstance(resamples, bool) or not isinstance(resamples, int) or resamples < 1:
@@ -255,8 +255,8 @@ class Study:
         """Return a figure of an outcome's mean and its bootstrap interval, over a parameter or over the steps.
 
         Args:
-            x: The name of a parameter, or "step" to draw over the steps a value that an aggregate has collected.
-            y: The name of an outcome, or if x is "step", of a collected value.
+            x: The name of a parameter, or "step".
+            y: The name of an outcome. If x is "step", the name of a value that an aggregate has collected.
             by: The name of a parameter. The figure has a line for each of its values.
             level: The level of the bootstrap interval.
 
@@ -368,7 +368,7 @@ class Study:
         return names
 
     def _summary(self, level: float, most: int | None = None) -> list[dict[str, Any]]:
-        """Return the rows of `summary` as dicts by column, or the first `most` of them."""
+        """Return the rows of `summary` as dicts by column. `most` limits the number of rows (None: no limit)."""
         _check_level(level)
         found = []
         for runs in islice(self._by_row().values(), most):

@@ -25,7 +25,10 @@ class SharedSteps(NamedTuple):
     row: Row
 
     def before(self, planned: PlannedRun) -> PlannedRun:
-        """Return `planned` with the parameters of the shared steps. Runs with equal results share these steps."""
+        """Return `planned` with the parameters and the key of its shared steps.
+
+        If two runs get the same key here, they share these steps.
+        """
         row = planned.row | self.row
         return planned._replace(key=key_of(row, planned.replicate), row=row)
 
@@ -225,7 +228,7 @@ def record_of(
 
 
 def _told_rules(rules: Sequence[Any]) -> dict[str, str | None]:
-    """Return digests by which a change of rules is noticed: of each rule, of its functions, and of the user's source.
+    """Return digests that show a change of rules: of each rule, its functions, and the source of a user's rule classes.
 
     The keys say in words what each digest is of.
     """
@@ -279,8 +282,8 @@ def check_same(files: StudyFolder, record: Mapping[str, Any], design: Sequence[P
     for name in record["sources"].keys() | before["sources"].keys():
         if record["sources"].get(name) != before["sources"].get(name):
             raise ConfigError(
-                f"the source of {name}= has changed since the study in {files.where!r} began ({record['model']}), so "
-                f"its runs so far were made with other code. {advice[0].upper()}{advice[1:]}"
+                f"the source of {name}= has changed since the study in {files.where!r} began (its model is "
+                f"{record['model']}), so its runs so far were made with other code. {advice[0].upper()}{advice[1:]}"
             )
     for name in record["inputs"].keys() | before["inputs"].keys():
         now, then = record["inputs"].get(name), before["inputs"].get(name)

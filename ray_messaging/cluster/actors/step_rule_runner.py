@@ -132,7 +132,7 @@ class StragglerWatch:
         self._store = store
         self._exp_id = exp_id
         self._stall_s = stall_s
-        # For each group and step, how many seconds the group had been idle when it was last logged.
+        # For each group and step, how many seconds the group had been idle at the last warning about it.
         self._said: dict[tuple[str, int], float] = {}
         self._task = asyncio.create_task(self._run(), name="ray_messaging stragglers")
 

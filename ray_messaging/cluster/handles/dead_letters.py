@@ -43,7 +43,7 @@ class DeadLetter:
     reason: str
     at: float
     frame: bytes
-    row: int  # all messages in rows of `frame` before this one were handled
+    row: int  # the messages in the rows of `frame` before this row were handled
     exp_id: str
     acked: str = ""  # further rows that were handled, as "low-high,..."
 
@@ -198,7 +198,7 @@ class DeadLetters:
         mailbox: str | None = None,
         everything: bool = False,
     ) -> Requeues:
-        """Put the messages of dead letters back into the mailboxes that listen for them now.
+        """Put the messages of dead letters back into the mailboxes that listen for these messages now.
 
         Each message keeps its id, and goes back at most once.
 
@@ -294,7 +294,7 @@ def _chosen(ids: "str | Iterable[str] | None", mailbox: str | None, *, everythin
     Raises: ConfigError unless exactly one of the three arguments is given.
     """
     if (ids is not None) + (mailbox is not None) + everything != 1:
-        raise ConfigError("say which dead letters, by exactly one of: ids, mailbox='name', everything=True")
+        raise ConfigError("say which dead letters: pass exactly one of ids, mailbox='name' and everything=True")
     return None if ids is None else [_checked(one) for one in dict.fromkeys([ids] if isinstance(ids, str) else ids)]
 
 

@@ -35,5 +35,5 @@ def log_plan(log_dir: object, on_existing: str, checkpoint: object) -> LogPlan |
     if not isinstance(log_dir, str | Path) or log_dir == "":
         raise ConfigError(f"log_dir={log_dir!r} is not a path: write log_dir='a folder'")
     if checkpoint is not None and (isinstance(checkpoint, bool) or not isinstance(checkpoint, int) or checkpoint < 1):
-        raise ConfigError(f"checkpoint={checkpoint!r} must be 1 or more: the number of steps between checkpoints")
+        raise ConfigError(f"checkpoint={checkpoint!r} must be a whole number of steps between checkpoints, at least 1")
     return LogPlan(str(absolute(log_dir)), on_existing, checkpoint, keeps_server=True)

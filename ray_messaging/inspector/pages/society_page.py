@@ -15,9 +15,9 @@ from ray_messaging.inspector.pages.layout import Problem, await_data, card, char
 from ray_messaging.inspector.web.answer_cache import AnswerCache
 
 _PLAY_S = 0.4
-_SIZES = 500, 440  # the side of a square map in pixels: of one run, and of each of two runs
+_SIZES = 500, 440  # the side of a square map in pixels, if the page shows one run, and if it shows two
 _LEGEND = 130  # the width in pixels for the legend beside a map
-_MOST_DIGITS = 18  # the most digits of a step in the URL
+_MOST_DIGITS = 18  # a step in the URL has at most this many digits
 _NETWORK, _MAP = "messages of the step", "places"
 _NOTHING = (
     "There is nothing to draw: the run collected no values, or too many for a page. A run collects a value of each "
@@ -129,8 +129,8 @@ class SocietyPage:
     async def _ask(self, measure: str, columns: int | None) -> tuple[list[SocietyInStep | None], list[Series | None]]:
         """Return, for each run, all agents in one step, and the collected values by step.
 
-        Both are None for a run that lacks the value. The other runs are asked for the same value and step as the first
-        run.
+        An item is None if the run has collected no such values. The second run is asked for the value and the step in
+        the first run's answer.
         """
         run, *others = self._runs
         first = await self._cache.ask(run.society_in_step, measure, self._step, columns)

@@ -211,11 +211,11 @@ class RulePipeline:
     ) -> dict[int, Verdict]:
         """Move the messages that wait for a slow rule from `rest` to `deferred`.
 
-        Return the verdicts in `found`. The keys are the numbers that their rows now have in `rest`.
+        Return the verdicts in `found`, by the new row numbers in `rest`.
 
         Args: `slow` has each message that waits, with its rows. `rules` has the slow rule and the rules after it,
         `passed` the names of the rules before it, and `found` the verdicts that the slow rule gave without waiting, by
-        row.
+        the old row numbers.
         """
         for rows, message in slow:
             place = self._place(rows[0])
@@ -294,8 +294,8 @@ def parts_of(batch: Batch, rules: Sequence[Rule]) -> Iterator[NDArray[np.intp]]:
     places = (senders.codes * (batch.rows + 1) + before)[order]  # ascending
     ends = np.cumsum(senders.counts)
     begin = ends - senders.counts
-    # `left` are the senders that have rows left. For each sender, `firsts` has its first row, and `begin` its first row
-    # that is left.
+    # `left` has the senders of which not all rows are in a part yet. In `order`, the rows of a sender begin at the
+    # sender's item of `firsts`, and those rows that are in no part yet begin at the sender's item of `begin`.
     firsts, left = begin.copy(), np.arange(len(ends))
     while len(left):
         keys = [senders.keys[code] for code in left.tolist()]
@@ -310,7 +310,7 @@ def parts_of(batch: Batch, rules: Sequence[Rule]) -> Iterator[NDArray[np.intp]]:
 
 
 def failed(rule: Rule, error: BaseException, messages: int = 1) -> Verdict:
-    """Count messages on which a rule has failed; return the rule's verdict on each of them."""
+    """Count messages on which a rule has failed; return one verdict for all of them, as the rule's `on_error` says."""
     error = explained(error)
     if rule.context is None:  # the rule is in no interceptor, or was removed
         logger.error("rule %r failed on %d messages", rule.name, messages, exc_info=error)
@@ -323,7 +323,10 @@ def failed(rule: Rule, error: BaseException, messages: int = 1) -> Verdict:
 
 
 def _sendable(verdict: Verdict) -> bytes | None:
-    """Return a verdict's new payload as JSON, or None if it has none. Raises if the payload or a label is not valid."""
+    """Return a verdict's new payload as JSON, or None if the verdict has no payload or blocks the message.
+
+    An error is raised if the payload or a label is not valid.
+    """
     for name in verdict.labels:
         name.encode()
     if verdict.payload is None or verdict.blocked:
@@ -343,5 +346,5 @@ def checked_rows(verdicts: Mapping[int, Verdict], count: int) -> dict[int, Verdi
 def _row(row: object, count: int) -> int:
     number = index(row)  # type: ignore[arg-type]  # raises TypeError if it is no int
     if not 0 <= number < count:
-        raise ValueError(f"the rule judges row {number}, but the batch has only {count} rows")
+        raise ValueError(f"the rule judges row {number}, but the batch has {count} rows, numbered from 0")
     return number

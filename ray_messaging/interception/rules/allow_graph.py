@@ -182,7 +182,7 @@ def _check_public(networks: Mapping[str, object] | None, public: Iterable[str], 
 
 
 def _layers(networks_of: Mapping[AgentId, list[int]]) -> list[tuple[NDArray[np.int64], NDArray[np.int64]]]:
-    """Return a list of pairs of arrays, by which the networks of many agents with int ids are looked up at once.
+    """Return a list of pairs of arrays, in which the networks of many agents with int ids can be looked up at once.
 
     Pair k has the agents that are members of more than k networks: their ids, ascending, and for each of these agents
     the network at index k of `networks_of[id]`.

@@ -69,7 +69,7 @@ def tracer_of(tracing: Tracing | None, exp_id: str, name: str) -> AnyTracer:
 
 
 async def flush_spans(tracing: Tracing | None) -> None:
-    """Export the spans that have ended, if there is tracing. After 5 s, log a warning and return."""
+    """Export the spans that have ended, if there is tracing. If this takes more than 5 s, log a warning and return."""
     if tracing is None:
         return
     from ray_messaging.observability.tracing.tracer import flush  # noqa: PLC0415 - an extra

@@ -14,9 +14,10 @@ from ray_messaging.transports.connection.protocol import Wire
 
 T = TypeVar("T")
 
-ANSWER_S = 3.0  # the longest wait for the first answer; it is long because the asked machines may be busy
+ANSWER_S = 3.0  # how many seconds to wait for a first answer; the wait is long because the machines may be busy
 REFUSED = (AuthenticationError, NoPermissionError)
-_MAJORITY_S = 1.0  # after the first answer, the longest further wait for the answers of a majority
+# Once a server has answered, the wait for the answers of a majority ends this many seconds after the questions.
+_MAJORITY_S = 1.0
 
 
 class NoPrimaryError(RedisConnectionError):
@@ -32,7 +33,7 @@ async def answers_of(
 ) -> dict[str, T | RedisError | OSError]:
     """Return, by server, the answers and errors that have come once more than half of the servers have answered.
 
-    If the time limit is exceeded first, return what has come until then. One answer is not enough, because a server
+    If the time is over first, return what has come until then. One answer is not enough, because a server
     that was cut off from the others may name an old primary.
 
     Args: `counts` says whether an answer counts toward the majority.

@@ -114,7 +114,7 @@ def test_a_run_that_ends_early_has_calls_in_its_log(tmp_path):
         ({"on_existing": "resume"}, "this run keeps none: pass log_dir='a folder'"),
         ({"log_dir": "x", "on_existing": "anew"}, "on_existing='anew' is unknown: write 'error', 'resume' or 'reset'"),
         ({"checkpoint": 5}, "this run keeps none: pass log_dir='a folder'"),
-        ({"log_dir": "x", "checkpoint": 0}, "checkpoint=0 must be 1 or more: the number of steps"),
+        ({"log_dir": "x", "checkpoint": 0}, "checkpoint=0 must be a whole number of steps"),
         ({"log_dir": ""}, "log_dir='' is not a path"),
         ({"log_dir": 3}, "log_dir=3 is not a path"),
     ],
