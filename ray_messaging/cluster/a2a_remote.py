@@ -334,6 +334,8 @@ def _task_after(event: StreamResponse, known: Task | None) -> Task:
     if event.HasField("task"):
         return event.task
     of_status = event.HasField("status_update")
+    if not of_status and not event.HasField("artifact_update"):
+        raise RemoteFailure("the agent's response has neither an A2A message nor an A2A task")
     update = event.status_update if of_status else event.artifact_update
     task = known or Task(id=update.task_id, context_id=update.context_id)
     if of_status:

@@ -5,7 +5,6 @@ import logging
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from contextlib import nullcontext, suppress
-from operator import index
 from typing import Literal, NamedTuple, Protocol, get_args
 
 from ray_messaging.common.awaitables import call_problem
@@ -25,6 +24,7 @@ from ray_messaging.errors import (
 )
 from ray_messaging.message import Message
 from ray_messaging.model.fates import BLOCKED, FATES
+from ray_messaging.model.step_numbers import whole_number
 from ray_messaging.observability.tracing.untraced import UNTRACED, AnyTracer
 from ray_messaging.receipt import Receipt
 from ray_messaging.receiving.call_checks import check_timeout
@@ -59,15 +59,11 @@ class Serving(NamedTuple):
         check_timeout(timeout)
         if on_error not in get_args(OnError):
             raise ConfigError(f"on_error={on_error!r} must be one of {', '.join(map(repr, get_args(OnError)))}")
-        if not isinstance(retries, int) or retries < 0:
+        if (tries := whole_number(retries)) is None:
             raise ConfigError(f"retries={retries!r} must be a number of tries after the first one, 0 or more")
-        try:
-            most = index(concurrency)  # type: ignore[arg-type]  # others raise
-        except TypeError:
-            most = 0
-        if most < 1:
+        if not (most := whole_number(concurrency)):
             raise ConfigError(f"concurrency={concurrency!r} must be a number of handlers, at least 1")
-        return cls(most, retries, timeout, on_error)  # type: ignore[arg-type]  # `on_error` was checked
+        return cls(most, tries, timeout, on_error)  # type: ignore[arg-type]  # `on_error` was checked
 
 
 class Service(Protocol):

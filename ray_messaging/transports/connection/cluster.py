@@ -58,7 +58,7 @@ class ClusterNodes:
         return f"a node of the cluster of {', '.join(self._config.cluster)}"
 
     async def primary(self) -> tuple[str, int]:
-        """Return the host and port of the primary that has the experiment's keys, within 3 s.
+        """Return the host and port of the primary that has the experiment's keys, within 4 s.
 
         Raises: NoPrimaryError if no node answers or the primary is down; WrongSettingsError if the nodes that answer
         cannot know the primary; AuthenticationError if the nodes refuse the password.

@@ -16,8 +16,7 @@ T = TypeVar("T")
 
 ANSWER_S = 3.0  # how many seconds to wait for a first answer; the wait is long because the machines may be busy
 REFUSED = (AuthenticationError, NoPermissionError)
-# Once a server has answered, the wait for the answers of a majority ends this many seconds after the questions.
-_MAJORITY_S = 1.0
+_MAJORITY_S = 1.0  # how many seconds to wait, after the first answer, for the answers of a majority
 
 
 class NoPrimaryError(RedisConnectionError):
@@ -40,10 +39,10 @@ async def answers_of(
     """
     now, name = asyncio.get_running_loop().time, "ray_messaging question for the primary"
     tasks = {asyncio.create_task(question, name=name): where for where, question in questions.items()}
-    waiting, answers, counted, began = set(tasks), dict[str, T | RedisError | OSError](), 0, now()
+    waiting, answers, counted, ends = set(tasks), dict[str, T | RedisError | OSError](), 0, now() + ANSWER_S
     try:
         while waiting and counted <= len(tasks) // 2:
-            left = began + (_MAJORITY_S if counted else ANSWER_S) - now()
+            left, first = ends - now(), not counted
             done, waiting = await asyncio.wait(waiting, timeout=max(0.0, left), return_when=asyncio.FIRST_COMPLETED)
             if not done:
                 break
@@ -53,6 +52,8 @@ async def answers_of(
                     counted += counts(task.result())
                 except (RedisError, OSError) as error:
                     answers[tasks[task]] = error
+            if first and counted:
+                ends = now() + _MAJORITY_S
     finally:
         for task in tasks:
             task.cancel()

@@ -39,7 +39,7 @@ class Sentinels:
         return f"service {self._service!r} of the Sentinels at {', '.join(self._config.sentinels)}"
 
     async def primary(self) -> tuple[str, int]:
-        """Return the host and port of the primary, within 3 s.
+        """Return the host and port of the primary, within 4 s.
 
         Raises: NoPrimaryError if no Sentinel answers or the primary is down; WrongSettingsError if the Sentinels that
         answer do not know the service; AuthenticationError if the Sentinels refuse the password.

@@ -7,9 +7,10 @@ from functools import partial
 
 import pytest
 from support.answering import HOST, answering, oks
+from support.instant_loop import run
 
 from ray_messaging.config import RedisConfig
-from ray_messaging.transports.connection.discovery import NoPrimaryError
+from ray_messaging.transports.connection.discovery import NoPrimaryError, answers_of
 from ray_messaging.transports.connection.sentinels import Sentinels
 
 
@@ -49,6 +50,18 @@ async def named(*replies):
 )
 async def test_the_primary_that_counts(replies, port):
     assert await named(*replies) == (HOST, port)
+
+
+def test_a_late_first_answer_does_not_decide_alone():
+    async def answer(after_s):
+        await asyncio.sleep(after_s)
+        return after_s
+
+    async def asked(*after):
+        return await answers_of({str(each): answer(each) for each in after})
+
+    assert run(asked(2.5, 3.4, 9)) == {"2.5": 2.5, "3.4": 3.4}  # each server is busy
+    assert run(asked(0.1, 1.2, 9)) == {"0.1": 0.1}
 
 
 async def test_a_primary_that_is_down_is_not_named():
