@@ -316,7 +316,7 @@ class UnreadMessages:
                 # An attempt of this move may still reach the server, or may have made the mailbox refuse messages.
                 if self._number > before:
                     give_up = partial(self._transport.moves.give_up, self._name, self._epoch, self._number)
-                    await _persist(give_up, LEASE_RETRY, f"the agents stay in {self._name}")
+                    await _persist(give_up, LEASE_RETRY, f"giving up a move of agents from {self._name}")
                 raise
             finally:
                 self._inbox.withhold(None)
@@ -406,7 +406,7 @@ class UnreadMessages:
                     unread = self._frames(attempt, agents, commits.in_flight.copy(), aside)
                     move = partial(self._transport.moves.move, attempt._replace(unread=unread))
                     # The call is repeated until the server answers. Before that, nobody knows where the agents are.
-                    found = await _persist(move, FULL_MAILBOX_RETRY, f"agents are leaving {self._name}")
+                    found = await _persist(move, FULL_MAILBOX_RETRY, f"a move of agents from {self._name}")
                     if found.outcome is MoveOutcome.DONE:
                         pass_over(commits.in_flight, aside)
                         commits.note_stored(unread.acks)
@@ -451,11 +451,11 @@ def _leaving(batch: Batch, agents: AgentSet, subtopics: set[str]) -> Mask:
     return agents.find(batch.to_ids) & (claimed[0] if batch.topic is None else claimed[batch.topic])
 
 
-async def _persist(call: Callable[[], Awaitable[T]], policy: RetryPolicy, why: str) -> T:
+async def _persist(call: Callable[[], Awaitable[T]], policy: RetryPolicy, what: str) -> T:
     """Repeat a call while the server does not answer or has no memory.
 
     There is no time limit, because the messages wait on the server during this time. Each repetition logs a warning
-    that begins with `why`.
+    that begins with `what`, a name of the call.
     """
     backoff = Backoff(policy)
     while True:
@@ -464,7 +464,7 @@ async def _persist(call: Callable[[], Awaitable[T]], policy: RetryPolicy, why: s
         except ServerRefused:
             raise
         except (ConnectionFailed, MailboxFull) as error:
-            logger.warning("%s, and is tried again: %s", why, error)
+            logger.warning("%s has failed, and is tried again: %s", what, error)
         await backoff.sleep()
 
 
