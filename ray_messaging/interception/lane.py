@@ -29,7 +29,8 @@ REQUEST = Struct("<IB")
 NUMBER = Struct("<I")
 _LENGTH = Struct("<I")
 _LARGE = 2**16  # a frame of at least this many bytes is written in several pieces, without joining them
-# The smallest size of a buffer, and the largest size for a frame of which only the beginning has arrived, in bytes.
+# The smallest size of a buffer, in bytes, and the size up to which a buffer has room for a whole frame when only the
+# beginning of the frame has arrived.
 _SMALL, _AT_ONCE = 2**14, 2**22
 _NOTHING = memoryview(b"")
 

@@ -21,7 +21,7 @@ _BOX = "box"
 # from outside of the steps.
 _OUTSIDE = re.compile(rb"c:-?\d+:")
 _BUS = "bus:"  # keys of AgentScope's hub, whose hashes have fields with names that users choose
-# Fields of the key `steps`. In a checkpoint, each of them is the checkpoint's step.
+# Fields of the key `steps`. In a checkpoint, each of them has the number of the checkpoint's step.
 _PROGRESS = (b"asked", b"opened", b"latest", b"sealed", b"dropped")
 
 
@@ -103,8 +103,8 @@ _READS: dict[str, Callable[[str], tuple[Any, ...]]] = {
     "stream": lambda key: ("XRANGE", key, "-", "+"),
 }
 _COMMANDS = {"hash": "HSET", "string": "SET", "list": "RPUSH", "set": "SADD", "zset": "ZADD"}
-# By the type of a key: the indices of a pair's items, in the order in which the command that writes the key takes the
-# items. The commands for other types take only the first item.
+# For each type of key: in which order the command that writes the key takes the two items of a pair. The commands for
+# the other types take only the first item.
 _WRITTEN = {"hash": (0, 1), "zset": (1, 0)}
 
 
