@@ -289,7 +289,7 @@ def _texts(array: NDArray[Any]) -> list[str]:
 
 
 def _no_texts(texts: list[Any]) -> InvalidColumns:
-    """Build the error for the objects of an array with one dimension, some of which are no strs."""
+    """Build the error for a column of objects, some of which are no strs. Args: `texts` has the objects by row."""
     if {*map(type, texts)} == {int}:
         row = next((row for row, found in enumerate(texts) if not -(2**63) <= found < 2**63), 0)
         return InvalidColumns(
