@@ -18,11 +18,11 @@ from ray_messaging.model.columns import IdColumn
 from ray_messaging.model.extension import AudiencePairs
 
 EVERYBODY = AudiencePairs("*", 0)  # the audience of all agents that are in the server's list of mailboxes
-_KEPT = 32  # the most sets of pairs that are kept: whole versions, and versions restricted to some hearers
+_KEPT = 32  # at most this many sets of pairs are kept: whole versions, and versions restricted to some hearers
 
 
 class AudienceCache:
-    """A cache of the edges of audiences. It loads each version once, from a source (None: there is no source)."""
+    """A cache of the edges of audiences. It loads missing versions from a source (None: there is no source)."""
 
     def __init__(self, source: AudienceSource | None) -> None:
         self._source = source

@@ -54,8 +54,8 @@ logger = logging.getLogger(__name__)
 _CLOSE_S = 10.0
 _CALLS_S = 2.0  # seconds to wait for other calls of actors that have been closed
 _SERVER_S = 20.0  # seconds to wait for servers to stop; a server's actor kills the server's guard process after 15 s
-_LOG_S = 300.0  # seconds to wait until the log has written all rows; those of full mailboxes take some seconds
-_INLINE_BYTES = 50_000  # half of the size up to which Ray passes an argument by value
+_LOG_S = 300.0  # seconds to wait until the log has written all rows; the rows of full mailboxes take some seconds
+_INLINE_BYTES = 50_000  # Ray passes an argument by value if it has at most twice this many bytes
 ACTOR = {"num_cpus": 0, "namespace": NAMESPACE, "max_concurrency": 10_000}
 
 
@@ -70,8 +70,8 @@ class StartedExperiment:
         self._servers: list[Any] = []
         self._spec: Any = None
         self._session = session  # the argument for `release_ray`
-        self._untouched = False  # whether `close` erases the server's data, because nothing was sent yet
-        self._temporary: str | None = None  # the folder of the audiences' files, if it is removed at the end
+        self._untouched = False  # whether `close` erases the server's data, which are new and have no messages yet
+        self._temporary: str | None = None  # the folder of the audiences' files; None: `close` does not remove it
         self._kept: KeptData | None = None
         self._until_logged = False  # whether the servers' data are deleted when the log has all rows
 
@@ -161,7 +161,7 @@ class StartedExperiment:
             self._servers.append(start_actor(spec.exp_id, ServerActor, options, *arguments))
 
     def close(self, *, erase: bool) -> None:
-        """Stop groups, log, interceptor and server in this order, and then Ray, if this process needs it no more."""
+        """Stop groups, log, interceptor and servers in this order, and then Ray, if this process needs it no more."""
         try:
             if ray.is_initialized() and ray_session() == self._session:  # if not, the actors have ended with their Ray
                 self._stop(erase=erase)
@@ -176,7 +176,7 @@ class StartedExperiment:
         if self.interceptor is not None:
             over = self._until_logged and logged and self.experiment is not None
             leave([self.interceptor], erase=erase or over or self._untouched)
-        erase = erase or self._until_logged  # a server that still stores keys keeps its files
+        erase = erase or self._until_logged  # if the log lacks rows, the server has keys, and does not erase its files
         if self.experiment is not None and (audiences := find_actor(self.experiment.audiences_name)) is not None:
             kill(audiences)  # handles in other processes would keep this actor alive
         attempt([server.stop.remote(erase=erase) for server in self._servers], timeout_s=_SERVER_S)
@@ -290,11 +290,13 @@ def _audience_home(
 ) -> AudienceHome:
     """Return the node and the folder of the audiences' files.
 
-    The node is that of this process. The folder is in the log's folder. If there is no log, or the log has a URI, the
-    folder is in the folder of the embedded servers' data. If these data have no folder either, the audiences' folder is
-    temporary. Without a log, a user's own server keeps the experiment's data for a later start, so the name of the
-    temporary folder has a hash of the server's address, by which a later start on this node finds the files. In all
-    other cases each start has a temporary folder of its own: either copies of the files are at the log's URI, or the
+    The node is the node of this process. The files are in the log's folder. If there is no log, or the log is at a URI,
+    the files are beside the data of the embedded servers. If there are no such data either, the files are in a
+    temporary folder.
+
+    With a user's own server and no log, the server keeps the experiment's data, and a later start on this node must
+    find the audiences' files. So the name of the temporary folder has a hash of the server's settings. In all other
+    cases each start has a temporary folder of its own, because copies of the files are at the log's URI, or because the
     experiment keeps no data.
     """
     if log_dir is not None and "://" not in log_dir:
@@ -308,7 +310,10 @@ def _audience_home(
 
 
 def _end_running(exp_id: str, on_existing: str) -> None:
-    """End an experiment of this name that runs in this Ray cluster; raise AlreadyExists unless "reset" is given."""
+    """If an experiment of this name runs in this Ray cluster, end it.
+
+    Raises: AlreadyExists if `on_existing` is not "reset", or if the running experiment cannot be reached.
+    """
     try:
         running = connect(exp_id)
     except UnknownName:
@@ -389,7 +394,7 @@ def attempt(refs: Sequence[Any], *, timeout_s: float = _CLOSE_S) -> list[Any]:
     """Wait at most `timeout_s` for calls; log their errors, and return the calls that have succeeded."""
     done = wait(list(refs), num_returns=len(refs), timeout=timeout_s)[0] if refs else []
     good = []
-    for ref in done:  # Ray prints each error that is not retrieved, with a traceback
+    for ref in done:  # each error is retrieved, because otherwise Ray would print it with a traceback
         try:
             result(ref, actor_name="an actor")
             good.append(ref)

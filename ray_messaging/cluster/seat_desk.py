@@ -19,11 +19,11 @@ from ray_messaging.addressing.channels import AgentId, check_id
 from ray_messaging.errors import ConfigError, InvalidAddress, NoQuestion, UnknownName
 from ray_messaging.model.exact import encode_exactly
 
-MOST_MESSAGES: Final = 20  # the most messages that a person sends in a step
-MOST_CHARACTERS: Final = 4_000  # the most characters of one message of a person
-MOST_RECIPIENTS: Final = 1_000  # the most recipients of all messages of a person in a step
-_HISTORY: Final = 200  # the page shows at most this many lines of the conversation, the last ones
-_WAIT_S: Final = 25.0  # the longest wait of one call of `news`; the web server then makes the next call
+MOST_MESSAGES: Final = 20  # a person may send at most this many messages in a step
+MOST_CHARACTERS: Final = 4_000  # a message of a person may have at most this many characters
+MOST_RECIPIENTS: Final = 1_000  # a person's messages in a step may have at most this many recipients together
+_HISTORY: Final = 200  # the page shows at most this many lines: the last ones of the conversation
+_WAIT_S: Final = 25.0  # a call of `news` waits at most this long; the web server then calls again
 
 
 class HeardMessage(msgspec.Struct, frozen=True):
@@ -107,7 +107,7 @@ class SeatView(msgspec.Struct, frozen=True):
     ended: bool
     lines: Sequence[Line]
     question: SeatQuestion | None
-    left_s: float | None  # the time in which the person may answer; None: no limit
+    left_s: float | None  # how long the person may still answer; None: no limit, or no open question
 
 
 class _Seat:
@@ -116,7 +116,7 @@ class _Seat:
     def __init__(self, facts: SeatFacts) -> None:
         self.facts = facts
         self.question: SeatQuestion | None = None
-        self.ends: float | None = None  # the loop time until which the person may answer; None: no limit
+        self.ends: float | None = None  # the event loop's time at which the time to answer is over; None: no limit
         self.answer: asyncio.Future[SeatAnswer] | None = None
         self.over = -1  # the last step whose question was closed in this process
         self.version = secrets.randbelow(2**40)  # random, because pages may know versions of an earlier process
@@ -159,8 +159,8 @@ _decode_id: Callable[[bytes], AgentId] = msgspec.json.Decoder(AgentId).decode
 class SeatDesk:
     """The seats of one experiment: the agents for which people act on web pages.
 
-    Args: `keep` stores the facts about a seat, and `load` reads all stored facts. `limit` is the most bytes of an
-    answer. A person has `timeout_s` seconds to answer in each step (None: no limit).
+    Args: `keep` stores the facts about a seat, and `load` reads all stored facts. `limit` is how many bytes an
+    answer may have. A person has `timeout_s` seconds to answer in each step (None: no limit).
     """
 
     def __init__(
@@ -342,7 +342,7 @@ class SeatDesk:
                 f"This is too much for one step: send at most {MOST_MESSAGES} messages, to {MOST_RECIPIENTS} recipients"
             )
         if len(encode_exactly(msgspec.to_builtins(answer), "an answer")) > self._limit:
-            raise ConfigError("This text is too long: please shorten it.")
+            raise ConfigError("Your messages in this step are too long together: please shorten them.")
         # The answer is stored before the group gets it. If this process dies, the group asks again, and gets the stored
         # answer.
         lines = seat.lines_after(question, answer)

@@ -3,16 +3,16 @@
 from datetime import UTC, datetime
 from reprlib import Repr
 
-TEXT_WIDTH = 80  # the most characters of a payload in a table
+TEXT_WIDTH = 80  # a longer text in a line of output is cut to this many characters
 
 
 def printable(text: str) -> str:
-    """Return a text without control characters, which could attack a terminal."""
+    """Return a text with U+FFFD in place of unprintable characters: control characters could attack a terminal."""
     return "".join(character if character.isprintable() else "\ufffd" for character in text)
 
 
 def shortened(text: str) -> str:
-    """Return a text for a table. A text that is too long is cut."""
+    """Return a text for a line of output: cut it if it has more than TEXT_WIDTH characters."""
     return text if len(text) <= TEXT_WIDTH else text[: TEXT_WIDTH - 3] + "..."
 
 
@@ -39,7 +39,7 @@ def utc_time(seconds: float) -> str:
     """Return a time in UTC as a text with milliseconds; the number itself if no date can represent the time."""
     try:
         return f"{datetime.fromtimestamp(seconds, UTC):%Y-%m-%d %H:%M:%S.%f}"[:-3]
-    except (ValueError, OverflowError, OSError):  # no date represents this value of a sender's clock
+    except (ValueError, OverflowError, OSError):  # a sender's clock may have any value, also one that is no date
         return f"{seconds:g}"
 
 

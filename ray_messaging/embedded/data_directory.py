@@ -19,18 +19,21 @@ from typing import Final
 TEMPORARY_PREFIX: Final = "ray_messaging-valkey-"
 LOCK_NAME: Final = ".ray_messaging.lock"
 OWNER_NAME: Final = ".ray_messaging.owner"
-# A file that exists while a successor of the owner waits for the guard's lock.
+# A file that exists while a new guard waits for the lock of an old one. The file asks an old guard without an owner to
+# stop.
 SUCCESSOR_NAME: Final = ".ray_messaging.successor"
-# A file that exists if a successor may come. Its mtime says when a sweep first found owner and guard dead (0: not yet).
+# A file that exists if a new owner may take over the data when the old owner has died. Its modification time is the
+# time at which a sweep first found owner and guard dead, or 0 before that.
 AWAITED_NAME: Final = ".ray_messaging.heir"
 CONFIG_NAME, LOG_NAME = "valkey.conf", "valkey.log"
 APPEND_ONLY_NAME: Final = "appendonlydir"
 LOG_LINES: Final = 20
 LOCK_TIMEOUT_S: Final = 0.5  # how long to wait for the lock of a killed server, which loses it within milliseconds
-# How long a new server waits for another one on its directory. If a driver was killed, its server ends a moment later.
+# How long a new server waits until an earlier server has left the directory. If a driver was killed, its server ends a
+# moment later.
 KEPT_TIMEOUT_S: Final = 2.0
 PAUSE_S: Final = 0.02
-AWAITED_S: Final = 60.0  # how long to keep the data for a successor, which Ray starts within this time, if at all
+AWAITED_S: Final = 60.0  # how long to keep the data for a new owner: if Ray starts one, it does so within this time
 STOPPING: Final = b"stopping"
 
 
@@ -46,13 +49,14 @@ def take_lock(path: Path, *, create: bool) -> int:
     """Lock a directory; return the file descriptor of the lock.
 
     Args: with `create`, a lock file is made if there is none.
-    Raises: BlockingIOError if another process has the lock.
+    Raises: BlockingIOError if another process has the lock; FileNotFoundError if there is no lock file, or if a sweep
+    has just removed it.
     """
     name = path / LOCK_NAME
     lock = os.open(name, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC | (os.O_CREAT if create else 0), 0o600)
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        # True if a sweep removed the lock file before this process had the lock.
+        # If a sweep removed the lock file before this process had the lock, the name has no file, or another one.
         if not os.path.samestat(os.fstat(lock), name.stat()):
             raise FileNotFoundError(name)
         mark(lock, b"process %d" % os.getpid())
@@ -104,7 +108,7 @@ def expect_successor(path: Path) -> None:
 def _expects_successor(path: Path) -> bool:
     """Return whether a successor may still start on a directory that this process has locked.
 
-    The time of waiting, AWAITED_S, begins with the first call for the directory.
+    A successor has AWAITED_S seconds to start. The time begins with the first call for the directory.
     """
     awaited = path / AWAITED_NAME
     if not awaited.exists():
@@ -233,7 +237,7 @@ def discard(path: Path) -> None:
             if time.monotonic() > deadline:
                 return
             time.sleep(PAUSE_S)
-        except OSError:  # the guard has already removed the directory
+        except OSError:  # for example, the guard has already removed the directory
             return
         else:
             with suppress(OSError):  # if this fails, a later sweep removes the directory

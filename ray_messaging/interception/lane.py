@@ -21,15 +21,17 @@ from ray_messaging.common.sockets import notice_cuts
 from ray_messaging.default_limits_and_leases import FRAME_LIMIT
 
 OPENING_S = 5.0  # time limit to connect and send the token
-# On one connection, this many requests about deferred rows, and as many other requests, may wait for answers. A further
-# request about deferred rows is answered at once, without verdicts. Any other further request ends the connection.
+# On one connection, at most this many requests about deferred rows may wait for answers, and at most as many other
+# requests. A further request about deferred rows is answered at once, without verdicts. A further request of another
+# kind ends the connection.
 WAITING = 10_000
 JUDGE, WAIT, SNAPSHOT = 0, 1, 2
 REQUEST = Struct("<IB")
 NUMBER = Struct("<I")
 _LENGTH = Struct("<I")
 _LARGE = 2**16  # a frame of at least this many bytes is written in several pieces, without joining them
-# The smallest size of a buffer, and the largest size for a frame of which only the beginning has arrived, in bytes.
+# The smallest size of a buffer, in bytes, and the size up to which a buffer has room for a whole frame when only the
+# beginning of the frame has arrived.
 _SMALL, _AT_ONCE = 2**14, 2**22
 _NOTHING = memoryview(b"")
 

@@ -17,7 +17,7 @@ from ray_messaging.receiving.call_checks import CommitMode
 from ray_messaging.receiving.fetcher import Fetcher
 from ray_messaging.transports.cursors import AckRange, order
 
-# The most seconds between two checks of a waiting fetch for leases that have ended because `lease_s` is over.
+# A fetch that waits looks at least this often, in seconds, for leases that have ended because `lease_s` is over.
 _LOOK_S = 1.0
 # At most this many returned leases are remembered, because Ray may repeat the call that returned a lease. At most this
 # many holders are remembered, too.
@@ -65,7 +65,7 @@ class Token(NamedTuple):
     lent_at: float  # when the lease was given, in unix seconds
 
 
-# The position of a row in the mailbox: its entry's id (two numbers), and its number in the entry.
+# The position of a row in the mailbox: the two numbers in the id of the row's entry, and the row's number in the entry.
 Place = tuple[int, int, int]
 _BEFORE_ALL: Place = (0, 0, 0)
 
@@ -77,7 +77,7 @@ class _Holder:
     abandoned: int = -1  # the number of the last fetch whose answer the holder no longer wants
     reached: Place = _BEFORE_ALL  # the place after the last row that this holder has got
     came_again: int = 0  # the number of messages that this holder held for too long
-    # The leases whose answer may not have reached the holder, by name.
+    # The leases whose answer may not have reached the holder, by the first two fields of their tokens.
     unsure: "dict[tuple[str, int], _Lease]" = field(default_factory=dict)
 
 
@@ -89,7 +89,7 @@ class _Lease:
     slices: list[Slice]
     runs: list[tuple[int, int]]  # the numbers of the rows, as the mailbox's `InFlight` counts them
     rows: int  # the number of unacknowledged rows
-    asked: int  # the number of the fetch that returned this lease, counted by its holder
+    asked: int  # the number that the holder gave to the fetch that returned this lease
     # True: only acknowledgements commit the lease. False: the holder's next fetch commits it, too.
     acked: bool
     lost: bool = False  # whether the answer with this lease never reached the holder
@@ -120,7 +120,8 @@ class DeliveryLeases:
     def __init__(self, fetcher: Fetcher, lease_s: float) -> None:
         self._fetcher = fetcher
         self._lease_s = lease_s
-        self._leases: dict[tuple[str, int], _Lease] = {}  # the leases of this process, by name
+        # The leases of this process, by the first two fields of their tokens.
+        self._leases: dict[tuple[str, int], _Lease] = {}
         # With the next two fields, a fetch need not check all leases.
         self._next_due = math.inf  # no lease ends before this loop time, apart from the leases in `_lost`
         self._lost: dict[tuple[str, int], _Lease] = {}
@@ -188,9 +189,11 @@ class DeliveryLeases:
         return over, late
 
     def _acknowledge(self, token: Token, some: Sequence[Span] | None) -> bool:
-        """Acknowledge `some` rows of a lease, or all of them if `some` is None.
+        """Acknowledge `some` rows of a lease (None: all rows); return whether the lease has ended.
 
-        Return whether all its rows are acknowledged now.
+        A lease ends when all its rows are acknowledged. A lease of an earlier process ends only if `some` is None.
+
+        Raises: CommitFailed if other callers have got the lease's messages since.
         """
         lease = self._leases.get(token[:2])
         if lease is None:
@@ -212,11 +215,11 @@ class DeliveryLeases:
         lease.holder.unsure.pop(name, None)
 
     def _acknowledge_predecessors(self, token: Token, some: Sequence[Span] | None) -> bool:
-        """Acknowledge a lease that an earlier process gave; return whether all its rows are acknowledged now.
+        """Acknowledge rows of a lease that an earlier process gave; return True if `some` is None.
 
         Args: `some` has the rows to acknowledge (None: all rows of the lease).
 
-        Raises: CommitFailed if other callers have got the lease's messages since.
+        Raises: CommitFailed if other callers have got the lease's messages since, or if this process gave the lease.
         """
         ranges = token.spans if some is None else [range_of(span) for span in some]
         flight = self._fetcher.commits.in_flight
@@ -264,7 +267,7 @@ class DeliveryLeases:
         if known.fetch is not None and known.fetch.number <= number:
             known.fetch = None
         self._note_lost(known, received, number)
-        # This wakes the fetch that must end, and other fetches, which may get its messages.
+        # The fetch that must end wakes up, and so do other fetches, which may get the messages of the ended fetch.
         self._fetcher.inbox.wake()
 
     # -- giving leases --------------------------------------------------------------------------------------------
@@ -324,7 +327,7 @@ class DeliveryLeases:
         clock = asyncio.get_running_loop().time
 
         def must_stop() -> bool:
-            """Return whether the caller has ended this fetch, or messages of ended leases must be delivered first."""
+            """Return whether the holder has ended this fetch, or messages of ended leases must be delivered first."""
             if holder.fetch is not options:
                 return True
             return not options.complete and bool(self._expired(holder, clock()))

@@ -26,7 +26,7 @@ NOBODY_MOVED = MovedAgents(NO_AGENTS, NO_AGENTS, {}, ALWAYS)
 
 def moved_agents(record: MailboxRecord, step: int, dates: HostDates, horizon: int) -> MovedAgents:
     """Return the agents that came to a mailbox or left it in the last `horizon` steps, up to and including `step`."""
-    oldest = step - horizon  # all messages that were sent in this step or earlier have been read
+    oldest = step - horizon  # all messages that were sent in step `oldest` or earlier have been read
     came, left, changed = NO_AGENTS, NO_AGENTS, ALWAYS
     for change in record.changes:
         since = dates.since(change.version)

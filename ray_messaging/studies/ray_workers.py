@@ -20,7 +20,7 @@ class RayWorkers:
     def __init__(self, template: bytes, count: int | None) -> None:
         self._packed = template
         self._wanted = count
-        self._busy: dict[Any, Task] = {}  # by the ObjectRef of a Ray task's result: what the Ray task carries out
+        self._busy: dict[Any, Task] = {}  # maps the ObjectRef of a Ray task to what the Ray task carries out
 
     def __enter__(self) -> Self:
         self._session = hold_ray()

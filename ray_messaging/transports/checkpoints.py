@@ -21,7 +21,7 @@ _BOX = "box"
 # from outside of the steps.
 _OUTSIDE = re.compile(rb"c:-?\d+:")
 _BUS = "bus:"  # keys of AgentScope's hub, whose hashes have fields with names that users choose
-# Fields of the key `steps`. In a checkpoint, each of them is the checkpoint's step.
+# Fields of the key `steps`. In a checkpoint, each of them has the number of the checkpoint's step.
 _PROGRESS = (b"asked", b"opened", b"latest", b"sealed", b"dropped")
 
 
@@ -103,8 +103,8 @@ _READS: dict[str, Callable[[str], tuple[Any, ...]]] = {
     "stream": lambda key: ("XRANGE", key, "-", "+"),
 }
 _COMMANDS = {"hash": "HSET", "string": "SET", "list": "RPUSH", "set": "SADD", "zset": "ZADD"}
-# By the type of a key: the indices of a pair's items, in the order in which the command that writes the key takes the
-# items. The commands for other types take only the first item.
+# For each type of key: in which order the command that writes the key takes the two items of a pair. The commands for
+# the other types take only the first item.
 _WRITTEN = {"hash": (0, 1), "zset": (1, 0)}
 
 
@@ -141,14 +141,15 @@ def _without_outside(copied: Sequence[CopiedKey]) -> list[CopiedKey]:
         sizes[key.removeprefix("box:")] += sum(len(fields[b"f"]) for fields in outside.values())
         found.append(CopiedKey(key, kind, [pair for pair in content if pair[0] not in outside]))
     for place, (key, kind, content) in enumerate(found):
-        # A message may have arrived after its box was read, but before the box's counts (its cover) were read.
+        # The rows are counted in the cover itself (the box's counts), because the box was read at another time, and may
+        # have other messages by then.
         counts = [int(value.split(b":")[1]) for field, value in content if _OUTSIDE.fullmatch(field)]
         if key.startswith("box-cover:") and counts:
             left = {field: value for field, value in content if not _OUTSIDE.fullmatch(field)}
             left[b"rows"] = b"%d" % (int(left[b"rows"]) - sum(counts))
             left[b"bytes"] = b"%d" % (int(left[b"bytes"]) - sizes[key.removeprefix("box-cover:")])
-            # A cover without rows is dropped, because its box may be missing from the list of boxes: the box began with
-            # a message from outside that arrived after the list was read, but before the cover was read.
+            # A cover without rows is dropped, because the copied list of boxes may lack its box: the box may have
+            # begun, with a message from outside, while the keys were being listed.
             found[place] = CopiedKey(key, kind, [*left.items()] if left[b"rows"] != b"0" else [])
     return [each for each in found if each.content or not each.key.startswith("box-cover:")]
 

@@ -56,13 +56,13 @@ class LocalSteps(RedisSteps):
         self._state: bytes | None = None
         self._boxes: dict[str, list[BoxFrame]] = {}  # the frames of closed steps, by box
         self._written: dict[str, list[BoxFrame]] = {}  # the frames of the open step, by box
-        self._sizes: dict[str, tuple[int, int]] = {}  # how many rows and bytes boxes have, with the open step
+        self._sizes: dict[str, tuple[int, int]] = {}  # the rows and bytes of each box, including those of the open step
         self._closes: dict[int, ClosedStep] = {}
         self._collected: list[Collected] = []
-        self._shape = b""  # the first line of the recorded series, which describes them
+        self._shape = b""  # the first line of the recorded series, which describes the other lines
         self._blocked = b""  # the messages that rules blocked in the last closed step
         self._results: dict[int, dict[str, bytes]] = {}  # the results of remembered calls, by step
-        self._turn_at = 0.0  # the time of the next turn of other tasks
+        self._turn_at = 0.0  # when other tasks get the next turn
 
     async def adopt(self) -> None:
         """Copy the last closed step, the state and the boxes from the server, to go on with the next step."""

@@ -25,7 +25,7 @@ from ray_messaging.wire.notes import decode_service_note
 
 ANSWER_S = 2.0  # the timeout of one command
 _PINGS = 3
-_MAILBOXES = 1_000  # the most mailboxes whose state is read
+_MAILBOXES = 1_000  # the state of at most this many mailboxes is read
 _LOOK_BYTES = 64 * 2**20
 _NAMES, _CLOSED_S = 100_000, 10.0
 _HEAD, _COLUMNS = 9, 16

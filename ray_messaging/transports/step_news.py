@@ -32,8 +32,8 @@ class StepNewsReader:
 
     While another messager of the process reads the stream, this reader waits for the result of that read.
 
-    Args: `selected` says that the stream has only some of the news. A caller's position may then be after the stream's
-    last entry.
+    Args: with `selected`, the stream has only some of the news. A caller's position may then be after the stream's last
+    entry.
     """
 
     def __init__(self, link: RedisLink, stream: str, *, selected: bool = False) -> None:
@@ -51,8 +51,11 @@ class StepNewsReader:
     async def wait(self, news: str, block_s: float, behind: Commands = (), replies: list[Any] | None = None) -> News:
         """Wait up to `block_s` seconds for entries after `news` in the stream of news; return the latest entry.
 
+        If no entry comes in this time, return `News(news)`.
+
         Args: `news` is an entry id. `behind` are commands that run right after the read, in the same round trip. Their
-        replies are put into `replies`, which stays empty if another messager of the process has read the news.
+        replies are put into `replies`, which stays empty if no entry comes, or if another messager of the process has
+        read the news.
         """
         loop = asyncio.get_running_loop()
         if self._round is None:

@@ -57,13 +57,13 @@ async def take_claim(server: RedisExperimentStore, store: RuleStore, spec: Inter
 async def _check(server: RedisExperimentStore, spec: InterceptorSpec, holder: bytes | None) -> None:
     """Raise AlreadyExists if `on_existing` does not let this start take the place of another start.
 
-    Args: `holder` names the start that has the claim now (None: no start has it).
+    Args: `holder` names the start that has the claim now (None: no start has the claim).
     """
     if spec.on_existing == "reset":
         return
     deadline = asyncio.get_running_loop().time() + (_ENDING_S if spec.on_existing == "resume" else 0.0)
     while (lives := await _lives(server)) and asyncio.get_running_loop().time() < deadline:
-        pass  # the driver was killed, and Ray takes some seconds to end its actors
+        pass  # if the driver of the other start was killed, Ray takes some seconds to end its actors
     if lives:
         text = (
             f"experiment {spec.exp_id!r} runs already, in another Ray cluster that uses the server at {server.where}. "

@@ -12,7 +12,7 @@ from ray_messaging.cluster.handles.connection import ExperimentConnection
 from ray_messaging.cluster.inspector_process import Inspector
 from ray_messaging.errors import ConfigError, MessagingError
 
-_PORT_S: Final = 10.0  # seconds to retry a taken port: the web server of a killed run gives it up after a moment
+_PORT_S: Final = 10.0  # seconds to retry a taken port: the web server of a killed run frees its port after a moment
 _PAUSE_S: Final = 0.5
 
 Address = tuple[str, int, tuple[str, ...]]

@@ -23,7 +23,7 @@ from ray_messaging.eventlog.reading.scan import View, in_threads, scan
 from ray_messaging.eventlog.reading.scan import has_names as names_are_in
 from ray_messaging.model.fates import STORED
 
-REACHED = b"reached"  # a result's metadata have the last examined position under this key
+REACHED = b"reached"  # under this key, a result's metadata have the last position that was examined
 EDGE = ("from_id", "to_id", "sent_at", "step", "subtopic", "message_id")
 _IN_TIME = [("sent_at", "ascending"), ("position", "ascending")]
 SIZE = "payload_bytes"
@@ -81,7 +81,10 @@ def conversation(
     text: bool = False,
     **fields: Any,  # noqa: ANN401
 ) -> pa.Table:
-    """Return the messages between two agents, in both directions, by time; None stands for the user outside."""
+    """Return the messages between two agents, in both directions, in order of time.
+
+    None in place of an agent means the user, the person outside the simulation.
+    """
     for name in ("from_id", "to_id", "agent"):
         if name in fields:
             raise invalid(
@@ -97,7 +100,10 @@ def conversation(
 
 
 def edges(view: View, **fields: Any) -> pa.Table:  # noqa: ANN401
-    """Return the edges of the message graph by time: one row per message from an agent to an agent."""
+    """Return the edges of the message graph in order of time.
+
+    A message from an agent has one row for each agent that it was sent to.
+    """
     filters = Filters(**({"fate": STORED} | fields))
 
     def between_agents(part: pa.Table) -> pa.Table:
@@ -123,8 +129,9 @@ def once_each(table: pa.Table) -> pa.Table:
 def _parts(
     view: View, filters: Filters, names: Sequence[str], limit: int | None, *, text: bool, expand: bool
 ) -> Iterator[tuple[pa.Table, list[pa.Table]]]:
-    """Yield, for each part of the log, the matching rows before and after broadcasts are expanded.
+    """Yield, for each part of the log, the matching rows, and then these rows again in pieces.
 
+    With `expand`, broadcasts are expanded in the pieces, to one row for each hearer.
     `limit` counts rows before broadcasts are expanded.
     """
     expansion, needed = Expansion(view.folder), [*dict.fromkeys([*names, *(NEEDED if expand else ())])]
@@ -246,7 +253,7 @@ def _first(view: View, message_id: str, *, text: bool) -> pa.Table:
     found, seen = messages(view, [message_id], text=text), {message_id}
     while len(found) and (question := found["in_reply_to"][0].as_py()) not in {None, *seen}:
         before = messages(view, [question], text=text)
-        if not len(before):  # the log does not have the question, so this message is the first one
+        if not len(before):  # the log lacks the question, so `found` has the first message of the thread
             break
         seen.add(question)
         found = before

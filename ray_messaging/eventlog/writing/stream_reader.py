@@ -48,7 +48,7 @@ class StreamReader:
         self.transport, self.exp_id, self.folder = transport, exp_id, folder
         self.unreadable = 0
         self.hearers = BroadcastHearers(transport, folder, persist)
-        self._age_s = 0.0  # the age of the oldest entry of the last read, when the read returned
+        self._age_s = 0.0  # how old the oldest entry of the last read was when the read returned
         self._read_at = 0.0
         self.away: str | None = None
         self.started = False  # once the writer has started, a call that the server refuses is repeated
@@ -73,7 +73,7 @@ class StreamReader:
     def behind_s(self, *, blocked: bool) -> float:
         """Return how many seconds the log was behind at its last read: the age of the oldest entry of that read.
 
-        Args: with `blocked`, the log waits to write, so the time since that read is added.
+        Args: `blocked` is True while the log waits to write. The time since that read is then added.
         """
         return self._age_s + (time.monotonic() - self._read_at if blocked else 0.0)
 
@@ -124,7 +124,10 @@ class StreamReader:
             yield piece, WrittenEntry(item, messages, None if end == len(part.batch) else end)
 
     async def retry(self, call: Callable[[], Awaitable[T]]) -> T:
-        """Repeat a call while the server is away or out of memory."""
+        """Repeat a call while the server is away or out of memory, or refuses the call after the writer has started.
+
+        Raises: ServerRefused if the server refuses a call before the writer has started.
+        """
         while True:
             try:
                 result = await call()
@@ -146,7 +149,7 @@ class StreamReader:
 class ReadAhead:
     """Reads of the streams. After a read that returned many bytes, the next read begins before a caller asks for it.
 
-    `little` says whether the last read returned few bytes.
+    `little` is True if the last read returned some bytes, but few.
     """
 
     def __init__(self, reader: StreamReader, streams: StreamCursors) -> None:

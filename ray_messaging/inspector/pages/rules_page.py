@@ -41,7 +41,10 @@ class RuleForm:
         return self._spec.value or ""
 
     def tell(self, steps: StepFacts | None) -> None:
-        """Say from which step a change must apply so that the run can be repeated, if the experiment has steps."""
+        """Show where the run is, and how a change must be made so that the run can be repeated.
+
+        Args: `steps` are facts about the run's steps. If it is None, hide the field for a step.
+        """
         self._step.set_visibility(steps is not None)
         if steps is not None:
             when = (

@@ -26,8 +26,8 @@ from ray_messaging.transports.transport_values import new_epoch
 
 logger = logging.getLogger(__name__)
 
-# A function that makes the server accept verdicts under the number of a snapshot, unless the server has a higher
-# number. It raises Fenced or TransitError.
+# A function that stores the number of a snapshot on the server, unless the server has a higher number. The server then
+# accepts verdicts of senders that have this snapshot. The function raises Fenced or TransitError.
 PublishSnapshot = Callable[[int], Awaitable[None]]
 
 CALM_S = 1.0  # rules are delegated only when they have not changed for this long

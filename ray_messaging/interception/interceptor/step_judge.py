@@ -18,7 +18,7 @@ from ray_messaging.model.columns import encode_payload
 from ray_messaging.model.step_numbers import delivery_step
 from ray_messaging.transports.experiment_store import Fields
 
-Tables = dict[str, tuple[str, Fields]]  # for each rule, by name, its `admission` (see StepRule) and its state
+Tables = dict[str, tuple[str, Fields]]  # maps the name of a rule to the rule's `admission` (see StepRule) and state
 _encode = msgspec.msgpack.Encoder().encode
 
 
@@ -33,7 +33,7 @@ class AddedMessage(NamedTuple):
     line: bytes
 
 
-# Decodes what `RuleReviewer.dump` returns: the rules' tables, and by sender how many messages the rules have blocked.
+# Decodes what `RuleReviewer.dump` returns: the rules' tables, and how many messages of each sender were blocked.
 _decode = msgspec.msgpack.Decoder(tuple[Tables, list[tuple[AgentId | None, int]]]).decode
 
 
@@ -55,7 +55,7 @@ class RuleReviewer:
         self._violations: Mapping[AgentId | None, int] = {}
         self.asking: StepRule | None = None  # the rule that is being asked now
         self._horizon = horizon
-        # Maps `id(rule)` to the rule and the state that it had before it judged its first step.
+        # Maps `id(rule)` to the rule, and to the state that the rule had before it judged its first step.
         self._first: dict[int, tuple[StepRule, Fields]] = {}
 
     def _rules(self) -> tuple[StepRule, ...]:
@@ -170,8 +170,7 @@ class RuleReviewer:
     def _load(self, tables: Tables) -> None:
         """Load the state of each rule that judges whole steps from `tables`, which `dump` has saved.
 
-        A rule that was inserted after the call of `dump` has no entry in `tables`. It goes back to the state that it
-        had before its first step.
+        A rule that was inserted after the call of `dump` goes back to the state that it had before its first step.
         """
         self._first = {id(rule): self._first[id(rule)] for rule in self._rules() if id(rule) in self._first}
         for rule in self._rules():

@@ -142,8 +142,8 @@ def _column(values: Any) -> TypedColumn:  # noqa: ANN401 - what a user passed
         # the value is a Series, a range or a tuple
         values = values.to_numpy() if hasattr(values, "to_numpy") else [*values]
     if isinstance(values, np.ndarray) and values.dtype == object and values.ndim and values.size:
-        # If the objects are numbers, `array_of` finds their common type in a list. Strings stay in the array, because
-        # from a list `array_of` would copy them into an array again.
+        # `array_of` takes a list, and finds the common type of its numbers. An array of strings stays as it is, because
+        # `array_of` would only copy the strings into an array again.
         values = values if isinstance(values.flat[0], str) else values.tolist()
     array = values if isinstance(values, np.ndarray) else array_of(values)
     _check_gaps(given, array)
@@ -151,7 +151,7 @@ def _column(values: Any) -> TypedColumn:  # noqa: ANN401 - what a user passed
 
 
 def _check_gaps(given: Any, array: NDArray[Any]) -> None:  # noqa: ANN401 - what a user passed
-    """Raise InvalidColumns for a masked row, or a missing value that became NaN in a column of whole numbers."""
+    """Raise InvalidColumns for a masked row, or for a missing value that became NaN although `given` has no floats."""
     gaps = np.ma.getmaskarray(given) if isinstance(given, np.ma.MaskedArray) else None
     if gaps is None and array.dtype.kind == "f" and getattr(getattr(given, "dtype", None), "kind", "f") != "f":
         gaps = np.isnan(array)
@@ -289,7 +289,7 @@ def _texts(array: NDArray[Any]) -> list[str]:
 
 
 def _no_texts(texts: list[Any]) -> InvalidColumns:
-    """Build the error for objects that are not all strs, from an array with one dimension."""
+    """Build the error for a column of objects, some of which are no strs. Args: `texts` has the objects by row."""
     if {*map(type, texts)} == {int}:
         row = next((row for row, found in enumerate(texts) if not -(2**63) <= found < 2**63), 0)
         return InvalidColumns(
