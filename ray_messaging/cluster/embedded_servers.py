@@ -242,8 +242,8 @@ def _check(folder: Path, servers: Sequence[Path]) -> None:
         before = f"{match[2]} shards" if match else "one server"
         remedy = f"shards={match[2]}" if match else "no shards="
         raise ConfigError(
-            f"data_dir={str(folder)!r} has the data of {before}, and this start has {len(servers)}: start with "
-            f"{remedy}, or give another folder"
+            f"data_dir={str(folder)!r} has the data of {before}, but the number of servers of this start is "
+            f"{len(servers)}: start with {remedy}, or give another folder"
         )
     if with_data and (missing := [path.name for path in servers if path not in with_data]):
         raise ConfigError(

@@ -72,7 +72,7 @@ class Experiment(ExperimentFacts):
     """The facts of an experiment, and the address of its server."""
 
     redis: "ServerConfig"
-    withheld: bool = False  # whether this is a copy without the passwords
+    withheld: bool = False  # whether `without_password` has removed passwords from this copy
 
     def without_password(self) -> "Experiment":
         """Return a copy without passwords, for pickling. Ray stores arguments of tasks, and users store pickles."""

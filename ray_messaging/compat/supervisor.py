@@ -6,7 +6,7 @@ from typing import Any
 
 from pydantic import BaseModel, Field
 
-# These types are used only in annotations. A supervisor gets such objects from the code that builds it.
+# Supervisors import these names for their annotations only. The objects themselves come from the user's code.
 AgentToolbox = Block = Memory = Any
 
 
@@ -55,7 +55,7 @@ class SupervisorBase:
         self.blocks = blocks
 
     async def forward(self, current_round_messages: list[Message]) -> tuple[dict[Message, bool], list[Message]]:
-        """Return a dict that says which messages of a round are valid, and a list of further messages to send.
+        """Return a dict from messages of a round to whether they are valid, and a list of further messages to send.
 
         Messages that are not in the dict are valid.
         """

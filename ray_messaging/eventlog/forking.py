@@ -37,6 +37,8 @@ from ray_messaging.transports.step_values import CollectedKind
 def checkpoint_before(parent: Folder, at_step: int | None) -> int:
     """Return the last step before `at_step` that has a checkpoint, or the last that has one if `at_step` is None.
 
+    While the run goes on, checkpoints of steps that are not yet in its log do not count.
+
     Raises: ConfigError if there is no such step, or if the run does not have the steps before `at_step`.
     """
     segments = parent.segments()
@@ -47,8 +49,7 @@ def checkpoint_before(parent: Folder, at_step: int | None) -> int:
     if at_step is not None and at_step > last + 1:
         raise ConfigError(
             f"{parent.where} has only the steps up to {last}, so it cannot be forked at step {at_step}: fork at an "
-            "earlier "
-            "step, or leave out at_step= to fork after the last checkpoint"
+            "earlier step, or leave out at_step= to fork after the last checkpoint"
         )
     early = [step for step in found if at_step is None or step < at_step]
     if not found:
@@ -182,7 +183,7 @@ def _rows_of_one_hearer(log: EventLog, broadcasts: Sequence[Sequence[LogRow]]) -
     """
     found, unclear, steps = set[int](), dict[int, int](), set[int | None]()
     for number, rows in enumerate(broadcasts):
-        # If all rows have ordinals, and no mailbox has two of the rows, all rows belong to one broadcast.
+        # If all rows have ordinals, and no mailbox has two of the rows, there is only one broadcast in this set.
         if len({row.mailbox for row in rows if row.ordinal is not None}) == len(rows):
             found.add(rows[0].position)
         else:
@@ -202,7 +203,8 @@ def _rows_of_one_hearer(log: EventLog, broadcasts: Sequence[Sequence[LogRow]]) -
     wanted = [(POSITION.name, "list"), (POSITION.name, "count"), ("ordinal", "count")]
     hearers = pairs.group_by(["broadcast", "to_id"], use_threads=False).aggregate(wanted)
     of = hearers["to_id"].combine_chunks().dictionary_encode("encode").indices.to_numpy()
-    # For each row of `hearers`: the number of log rows with an ordinal that its hearer has in all sets together.
+    # For each row of `hearers`, which is one hearer in one set: how many log rows with an ordinal this hearer has in
+    # all sets together.
     placed = np.bincount(of, hearers["ordinal_count"].to_numpy())[of]
     hearers = hearers.append_column("placed", pa.array(placed))
     best = [(name, "descending") for name in ("position_count", "ordinal_count", "placed")]

@@ -67,7 +67,7 @@ class MessageIdColumn(msgspec.Struct, eq=False):
 
     @property
     def width(self) -> int:
-        """Return the most bytes that an id can take when the column is encoded."""
+        """Return how many bytes an id takes at most when the column is encoded."""
         text = max(len(text.encode()) for text in self.texts)
         return text + self.numbers.itemsize + (0 if self.places is None else self.places.itemsize)
 
@@ -84,9 +84,9 @@ class MessageIdColumn(msgspec.Struct, eq=False):
 
 
 def _split(message_id: str) -> tuple[str, int]:
-    """Split an id into a text and the number after its last hyphen, or NO_NUMBER if no number is split off.
+    """Split an id into a text and the number after its last hyphen; return the id and NO_NUMBER if there is no number.
 
-    A number such as "007", which has another canonical form, stays in the text.
+    A number with leading zeros, such as "007", stays in the text, because 7 would not give back the same id.
     """
     head, hyphen, tail = message_id.rpartition("-")
     if hyphen and tail.isascii() and tail.isdigit() and len(tail) <= _MOST_DIGITS and (tail[0] != "0" or tail == "0"):

@@ -28,11 +28,11 @@ T = TypeVar("T")
 Frames = Sequence[tuple[str, bytes]]  # the entry and the bytes of each frame
 
 _BLOCK_S = 5.0
-# The most frames, and about the most bytes, of a read from a near server. There is a limit, because the server does
-# nothing else while it copies the frames.
+# How many frames, and about how many bytes, a read from a near server has at most. There is a limit, because the server
+# does nothing else while it copies the frames.
 _FRAMES, _READ_BYTES = 32, 2 * 2**20
 _NEAR_S = 0.002  # a server is near if the first byte of an answer takes less time than this
-_WAITS = 8  # how many of the latest waits for a first byte are kept; the shortest of them decides
+_WAITS = 8  # of this many waits for a first byte, the shortest tells whether the server is near
 _TIMES = 8  # a read from a far server is at most this many times as large as a read from a near server
 _FRAME_BYTES = 64 * 2**10  # the assumed size, in bytes, of a frame before any frame was read
 # Decoding must not block the event loop for longer than this, in seconds.
@@ -53,16 +53,16 @@ class ReadSize:
     """
 
     def __init__(self, frame_rows: int) -> None:
-        # The most messages, and the most bytes, of a frame in the last read.
+        # How many messages, and how many bytes, the largest frames of the last read had.
         self._rows, self._bytes = frame_rows, _FRAME_BYTES
         self._times = 1
-        # How long the latest calls waited for their answers. If the machine is busy, even a near server answers some
-        # of them late, but not all.
+        # How long the latest full reads waited for the first byte. The shortest wait counts: if the machine is busy,
+        # even a near server answers some reads late, but not all.
         self._waits = deque[float](maxlen=_WAITS)
 
     @property
     def far(self) -> bool:
-        """Return whether the server is so far that reads take more frames than from a near server."""
+        """Return whether the server is so far away that reads take more frames than from a near server."""
         return self._times > 1
 
     def rows(self, frames: int) -> int:
@@ -79,7 +79,7 @@ class ReadSize:
         self._rows, self._bytes = max(1, rows), max(1, nbytes)
 
     def adapt(self, waited_s: float, came_s: float) -> None:
-        """Adapt the size after a full read. The first byte came after `waited_s` seconds, the last `came_s` later."""
+        """Adapt the size after a full read. The first byte came after `waited_s` seconds, the rest in `came_s` more."""
         self._waits.append(waited_s)
         waited_s = min(self._waits)
         if waited_s < _NEAR_S or came_s > 4 * waited_s:
@@ -91,10 +91,10 @@ class ReadSize:
 class Reader:
     """Reader of one mailbox into the inbox, the queue of messages that a receiver has not fetched yet.
 
-    `frame_rows` is the most messages that a frame in the mailbox has. From a far server, one read may fetch as many
-    messages as fit into an empty inbox, even if the inbox is not empty, so that the read is worth its round trip. If
-    the inbox has room for the frames of a read, the next read begins before these frames are decoded. So a receiver may
-    have twice as many messages in memory as fit into its inbox.
+    A frame in the mailbox has at most `frame_rows` messages. From a far server, one read may fetch as many messages as
+    fit into an empty inbox, even if the inbox is not empty, so that the read is worth its round trip. After a full read
+    from a far server, the next read begins before the frames are decoded, if the inbox has room for these frames. So a
+    receiver may have twice as many messages in memory as fit into its inbox.
 
     `agents_came` is awaited when agents have come from another mailbox, before messages for them can be fetched.
     """
@@ -164,7 +164,8 @@ class Reader:
                 else:
                     frames, full = await following
                     if not frames:
-                        # Frames may have come since this read, so only the next read finds the mailbox's end.
+                        # This read was made ahead, and frames may have come since. So the next read, and not this one,
+                        # shows whether the mailbox has more.
                         following = None
                         continue
                 following = None
@@ -174,7 +175,7 @@ class Reader:
                     if full and size.far and inbox.has_capacity(size.rows(len(frames))):
                         reading = self._read_once(last, size)
                         following = asyncio.create_task(reading, name=f"ray_messaging read of {self._mailbox}")
-                        await asyncio.sleep(0)  # The read is sent before the frames are decoded.
+                        await asyncio.sleep(0)  # lets the task send its read before the frames are decoded
                     size.note(await self._put(frames, full=full), max(len(frame) for _, frame in frames))
                 else:
                     inbox.note_dry()
@@ -191,7 +192,8 @@ class Reader:
         """Read frames after the entry `last`. Return them, and whether they are as many as one read may return."""
         inbox, began = self._inbox, time.monotonic()
         count = size.frames(inbox.limit if size.far else inbox.limit - inbox.size)
-        # After a full read, the next read does not wait. `behind` stays true until a read finds the mailbox's end.
+        # After a full read, the mailbox may have more frames, so the next read does not wait for new ones. `behind` is
+        # true until a read has found the mailbox's end.
         block_s = 0.0 if inbox.behind else _BLOCK_S
         frames = await self._persist(partial(self._transport.read, self._mailbox, last, count, block_s))
         full = len(frames) == count
@@ -217,8 +219,8 @@ class Reader:
                 await self._persist(self._agents_came)
             most = max(most, rows := piece.high - piece.low)
             room = min(rows, self._frame_rows)
-            # The number of frames to read was computed from the frames of the last read. This frame may have more
-            # messages than they had.
+            # How many frames to read was computed from the frames of the read before. This frame may have more
+            # messages than those frames had.
             if not inbox.has_capacity(room):
                 await self._wait_capacity(room)
             if entry == frames[-1][0]:
@@ -236,10 +238,10 @@ class Reader:
         self._waits, self._turned_at = False, time.monotonic()
 
     async def _persist(self, call: Callable[[], Awaitable[T]]) -> T:
-        """Repeat a call while the server does not answer, has no memory, or refuses us: it may accept us later.
+        """Repeat a call while the server does not answer, is out of memory, or refuses this client.
 
-        There is no time limit, because the messages wait on the server during this time. While the server refuses us,
-        fetches raise its error.
+        There is no time limit, because the messages wait on the server during this time. While the server refuses this
+        client, fetches raise the server's error.
         """
         unanswered: Backoff | None = None  # made only when it is needed, because most calls succeed at once
         refused: Backoff | None = None

@@ -32,7 +32,7 @@ from ray_messaging.steps.box_frames import FIRST_OUTSIDE
 from ray_messaging.steps.canonical_order import id_ranks
 
 SIZE = 32  # the size of a digest in bytes
-KEPT_BYTES: Final = 64 * 2**20  # the most bytes of rows that `LaterDigests` keeps: about two million small messages
+KEPT_BYTES: Final = 64 * 2**20  # how many bytes of rows `LaterDigests` keeps at most
 _SMALL = 256  # a payload of up to this many bytes may be copied for all rows of a batch at once
 _MODULUS: int = 1 << 8 * SIZE
 NO_AUDIENCES: Mapping[AudiencePairs, bytes] = {}
@@ -58,7 +58,7 @@ class HeardBy(NamedTuple):
 
 
 class DigestRow(NamedTuple):
-    """The fields of one message that are part of a step's digest, by which runs are compared."""
+    """The fields of one message that count in the digest of its step. Equal runs have equal digests."""
 
     step: int
     step_read: int
@@ -128,9 +128,11 @@ def sum_of_like(
     to_ids: NDArray[np.int64],
     payloads: Sequence[bytes],
 ) -> int:
-    """Return the same number as `sum_of` in a third of the time, for rows that differ only in the given columns.
+    """Return the same number as `sum_of`, in a third of the time, for rows that differ only in the given columns.
 
-    Args: `like` is one of these rows, of which there is at least one. No row is a question, an answer or a broadcast.
+    There must be at least one row. No row may be a question, an answer or a broadcast, and all ids must be ints.
+
+    Args: `like` is one of the rows.
     """
     head = row_bytes(like._replace(from_id=0, ordinal=0, to_id=0, payload=b""))[: -len(_length(0))]
     # If all rows have the same small payload, it is joined to all of them at once, without a Python call for each row.
@@ -188,7 +190,7 @@ def digest_rows(
     blocks: Mapping[int, tuple[str, str]],
     audiences: Mapping[AudiencePairs, bytes] = NO_AUDIENCES,
 ) -> list[DigestRow]:
-    """Return the rows of a batch as the messages of which a step's digest is computed.
+    """Return the rows of a batch as `DigestRow`s, from which the digest of their step is computed.
 
     Args: `codes` has the fate of each row, and `blocks` the rule and reason of each blocked row. `audiences` has the
     hash of each audience, which a broadcast's row contains instead of a hearer.

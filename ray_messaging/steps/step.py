@@ -64,7 +64,7 @@ class Step:
         self.arrivals = arrivals
         self.blocked = blocked
         self.before = agents.agents if before is None else before
-        self.series = b""  # the data that a run records with `collect` in this step, encoded
+        self.series = b""  # the encoded data that the run's `collect=` has recorded in this step
         self.calls = b""  # the calls that the agents have made through `me.remember`, encoded
         self._state = state
         self._state_bytes = state_bytes

@@ -146,8 +146,8 @@ class StepDestination(Destination):
         self.router.in_memory = boxes.in_memory
         # For each audience to which the group broadcasts, the hash of its pairs.
         self.digests: dict[AudiencePairs, bytes] = {}
-        # By audience and topic: the senders, the routes, and how many agents hear each sender. The counts hold only for
-        # these senders and routes. None in place of the routes: the counts hold for all routes.
+        # By audience and topic: the senders and the routes for which `_reach` has computed its result, and the result.
+        # None in place of the routes: the result does not depend on routes.
         self._reaches: dict[tuple[AudiencePairs, str], tuple[AgentPlaces, Routes | None, Reaches]] = {}
 
     @property
@@ -219,7 +219,8 @@ class StepDestination(Destination):
     async def _sendable(self, broadcasts: Batch, reaches: Reaches) -> list[PendingBatch]:
         records = self.routes.records.values()
         # A hearer that no group hosts needs a row of its own, because its message is published, and the event log gets
-        # a note about this message. So broadcasts are sent whole only if groups host all their hearers.
+        # a note about this message. So broadcasts are sent whole only if groups host all their hearers, and no mailbox
+        # listens to patterns of channels, whose hearers are not known.
         whole = not any(record.globs for record in records) and reaches.are_all_in(records, broadcasts.from_ids)
         if whole and await self._engine.verdict_client.pass_whole(broadcasts) is not None:
             return [PendingBatch.of(broadcasts, reaches=reaches)]
@@ -229,12 +230,12 @@ class StepDestination(Destination):
     async def _reach(self, audience: AudiencePairs, topic: str, senders: AgentPlaces) -> Reaches:
         """Return how many agents hear each sender in an audience.
 
-        The result is cached until the senders or the audience change. For the audience of all agents, it is also
-        computed again when the routes change.
+        For each audience, the result for the topic that was used last is cached until the senders or the audience
+        change. For the audience of all agents, the result is also computed again when the routes change.
         """
         routes = self.routes
-        # The routes are compared, and not the version of the directory. A move of agents that is already in the
-        # directory may count only from a later step on. So two steps may have different routes by the same version.
+        # The directory's version does not tell whether the routes are the same. A move of agents may count only from a
+        # later step on, so the routes of two steps may differ although the directory has not changed between them.
         key, everybody = (audience, topic), routes if audience == EVERYBODY else None
         found = self._reaches.get(key)
         if found is None or found[0] is not senders or found[1] is not everybody:

@@ -85,10 +85,10 @@ class GroupActor:
                 self._newest, self._failure = host, None
 
     async def _begin(self, start: Coroutine[Any, Any, None]) -> bool:
-        """Await `start`, which starts the object that does the actor's work. Store its error for later calls.
+        """Await `start`, which starts the object that does the actor's work; store its error for later calls.
 
-        Return False if it failed because the server did not answer, or had no memory left, so that another try may
-        succeed. Otherwise return True.
+        Return False if another try may succeed, because the server did not answer, or had no memory left. Return True
+        after success, and after any other error.
         """
         self._failure = None
         try:
@@ -100,7 +100,7 @@ class GroupActor:
 
     async def open(self, agents: IdColumn, subtopics: tuple[str, ...]) -> None:
         """Open the group's mailbox, in which the agents get their messages; raise the error that prevents this."""
-        if isinstance(self._failure, NotListening):  # Ray restarted this actor on another node before `open` was called
+        if isinstance(self._failure, NotListening):  # Ray restarted this actor before `open` was called
             self._newest = self._make()
         elif self._failure is not None:
             raise self._failure
@@ -122,7 +122,7 @@ class GroupActor:
         """Return host, port and token of the lane, a socket for calls of this actor, faster than calls through Ray."""
         return await self._host.lane.start(get_node_ip_address())
 
-    # Handles call these methods. A call that Ray repeats is executed once.
+    # Handles call these methods. A handle repeats a call if the actor restarts during it, so repeats must do no harm.
     answer = of_host(lambda host: host.answer)
     ask = of_host(lambda host: host.questions.ask)
     ask_many = of_host(lambda host: host.questions.ask_many)

@@ -39,12 +39,12 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-_MOST_KEPT = 16  # the most finished calls that are remembered after their answers were read; Ray may repeat a call
-_MOST_UNREAD = 1024  # the most finished calls that are remembered although their answers were not read
+_MOST_KEPT = 16  # how many finished calls are remembered at most, although their answers were read
+_MOST_UNREAD = 1024  # how many finished calls are remembered at most whose answers were not read
 
-# The answer to a call is remembered for this many seconds, because Ray may repeat the call within this time.
+# The answer to a send is remembered for this many seconds, because the send may be repeated within this time.
 _REPEATED_S = 60.0
-CALLERS = 10_000  # the most callers that are remembered; those that were idle for longest are forgotten first
+CALLERS = 10_000  # how many callers are remembered at most; the caller that was idle for longest is forgotten first
 
 
 class MoreAnswers(NamedTuple):
@@ -63,13 +63,13 @@ class MoreAnswers(NamedTuple):
 class GroupQuestions:
     """Executor of calls in which handles of a group ask questions.
 
-    Each call has an id, and is executed once even if Ray repeats it.
+    Each call has an id. A repeated call gets the result of the first call with this id, while that is remembered.
     """
 
     def __init__(self, messager: Messager) -> None:
         self._messager = messager
-        # The results of calls by the calls' ids: a Message for one question, an Answers for many. `_unread` has the
-        # calls of many questions whose answers the handle has not read completely. `_read` has all other calls.
+        # The results of calls, by the calls' ids: a Message for `ask`, an Answers for `ask_many`. `_unread` has the
+        # calls of `ask_many` whose answers the handle has not read completely. `_read` has all other calls.
         self._read = OnceByCall[str, Any](most=_MOST_KEPT)
         self._unread = OnceByCall[str, Any](most=_MOST_UNREAD, held=lambda _, answers, __: not answers.done)
 
@@ -182,7 +182,7 @@ class CallerAdmission:
     def _ended(self, caller: _Caller, number: int, call: asyncio.Task[Receipts]) -> None:
         """Forget a call that has ended, after the time in which Ray may repeat it."""
         if not call.cancelled():
-            call.exception()  # Without this line asyncio warns of the error if the caller was cancelled.
+            call.exception()  # reads the error, of which asyncio would warn if nobody waits for the call any more
         asyncio.get_running_loop().call_later(_REPEATED_S, caller.calls.pop, number, None)
 
 
@@ -279,7 +279,10 @@ class GroupHost:
         self._given = agents
 
     async def resume(self) -> None:
-        """Host the agents of the group's earlier process, which died; raise NotListening if it has no mailbox."""
+        """Host the agents of the group's earlier process, which died.
+
+        Raises: NotListening if the group has no mailbox.
+        """
         await self.messager.init()
         record = self.messager.directory.records.get(self._name)
         if record is None:
@@ -292,10 +295,10 @@ class GroupHost:
     async def let_go(self, leaving: IdColumn, target: str | None, timeout: float, *, again: bool) -> None:
         """Move agents to the group `target` (None: remove them).
 
-        With `again`, this call is repeated, so agents that have already left are ignored.
+        Args: `again` says that this is a repeated call. Then agents that have already left are ignored.
         """
         agents = AgentSet.of(leaving)
-        if again:  # agents that are not here have left in an earlier try
+        if again:  # agents that are no longer here have left in an earlier try
             await self.messager.subscription.adopt()
             agents &= self.messager.subscription.hosted
         await self.messager.engine.release(agents, target, timeout)
@@ -305,8 +308,8 @@ class GroupHost:
 
         A send that is repeated is executed only once.
 
-        Args: If the handle has made this call before over a socket, `begun_in` is the token of that socket. It says
-        which process of the group may have begun the call.
+        Args: `begun_in` is None for a new call. If the handle has made the same call before over a socket, `begun_in`
+        is that socket's token, which identifies the process of the group that may have begun the call.
         Raises: OutcomeUnknown if a send may have begun in a process that is gone.
         """
         if isinstance(call, RelayCall):

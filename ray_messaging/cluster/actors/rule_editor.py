@@ -32,7 +32,7 @@ logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-_CHANGES = 10_000  # the most changes that are recorded
+_CHANGES = 10_000  # of the changes, at most this many are recorded: the newest
 
 
 class RuleRequest(NamedTuple):
@@ -49,7 +49,7 @@ class RuleRequest(NamedTuple):
     at_step: int | None = None
 
     def make(self, rules: RuleSet, store: RuleStore) -> Rule:
-        """Make the change in `rules`; return the changed rule. Raise RuleError if the change cannot be made."""
+        """Make the change in `rules`; return the new rule, or the removed one; raise RuleError if it is impossible."""
         rule = None if self.rule is None else store.admit(self.rule)
         if self.change == "insert":
             return rules.insert(rule, self.which)  # type: ignore[arg-type]  # a wrong place is refused there
@@ -60,7 +60,8 @@ class RuleRequest(NamedTuple):
 class RuleEditor(RuleVersions):
     """Editor of an interceptor's rules.
 
-    Changes apply at once, or from a step on, and are recorded, also in the event log.
+    A change applies at once, or from a given step on. It is recorded in the interceptor's state, and in the event log
+    if there is one.
 
     Args: `store` stores the rules, and the changes that wait for their step. `interceptor` returns the interceptor.
     `where` is the server's address, for errors. `follow` is awaited when the rules in force, or the rules scheduled for
@@ -112,7 +113,7 @@ class RuleEditor(RuleVersions):
         return task
 
     async def _save(self) -> None:
-        async with self._saving:  # one save after another, so that the rules in force are stored last
+        async with self._saving:  # saves run one after another, so that the newest rules are stored last
             await self._store.save_rules(self._interceptor().rules.now)
         await self._follow()
 
@@ -285,7 +286,10 @@ class RuleEditor(RuleVersions):
     def _note(
         self, change: str, rule: dict[str, Any], step: int | None, *, exact: bool = False, call: str = ""
     ) -> None:
-        """Record a change. With `exact` it applies from the beginning of `step`, otherwise from some time within it.
+        """Record a change of a rule.
+
+        With `exact`, the change applies from the beginning of `step`, and without it from some moment within the step.
+        If `step` is -1, because no step has begun, the change applies from the beginning of step 0.
 
         Args: `call` is the id of the Ray call, which is recorded with the description of the rule. If the interceptor
         dies, Ray repeats the call, and the record shows that the change must not be made again.

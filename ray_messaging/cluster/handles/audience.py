@@ -69,7 +69,7 @@ class Audience:
 
     @property
     def kind(self) -> str:
-        """Return what the audience was made of: "graph", "members" or "positions".
+        """Return from what the audience was made: "graph", "members" or "positions".
 
         Raises: UnknownName if the audience was removed.
         """
@@ -203,7 +203,8 @@ def create_audience(
 def _ids(connection: ExperimentConnection, given: Any, points: Any) -> IdColumn:  # noqa: ANN401 - as a user passes them
     """Return the agents to which the positions `points` belong.
 
-    These are the given agents. If none are given, they are all hosted agents, and if no agents are hosted, 0, 1, 2...
+    These are the `given` agents. If `given` is None, they are all agents that groups host. If no group hosts agents,
+    they are 0, 1, 2...
     """
     if given is not None:
         ids = column_of(given)

@@ -54,7 +54,7 @@ _CLOSE_S = 10.0  # the longest wait until groups have left their mailboxes, once
 _LOOK_S = 0.25  # seconds between two checks of the progress
 _NODES_EVERY = 8  # every n-th check of the progress also looks for lost machines
 _COUNTED_S = 0.1  # the longest wait for the groups' numbers of calls through `me.remember`
-_SEAL_S = 0.5  # the most seconds that one call of `Opening` waits until all groups have committed their steps
+_SEAL_S = 0.5  # how long one call by an `Opening` waits at most for all groups to commit their steps
 _TOLD_S = 1.0  # the longest wait until groups have answered that they will end early
 _REMEDY = "resume with the same agents and groups, or begin anew by on_existing='reset'"
 
@@ -70,7 +70,7 @@ class RunActors:
         self.inputs: Mapping[str, Any] = {}  # the last run's digests from `inputs_of`
         self.turns = itertools.count(1)  # gives each call of the actors' `run` a number
         self._kept: dict[str, Any] = {}
-        self._options: Mapping[str, Mapping[str, Any]] = {}  # by group, the actor's options of the last run
+        self._options: Mapping[str, Mapping[str, Any]] = {}  # by group, the options of its actor in the last run
         self._end: threading.Timer | None = None
         self._lock = threading.Lock()
 
@@ -149,8 +149,8 @@ class EarlyEnd:
         self._actors = actors
         self._turn = turn
         self._former: Any = None  # the earlier handler of Ctrl-C
-        self._holds = False  # whether this object has asked that no step begins
-        self._name = secrets.token_hex(8)  # the name of this object's request that no step begins
+        self._holds = False  # whether this object may have asked that no further step begins
+        self._name = secrets.token_hex(8)  # the name under which this object asks that no further step begins
 
     def __enter__(self) -> Self:
         if threading.current_thread() is threading.main_thread():
@@ -159,7 +159,7 @@ class EarlyEnd:
 
     def __exit__(self, *_error: object) -> None:
         self._restore()
-        if self._holds:  # this is set before steps are held, in case a second Ctrl-C interrupts `tell`
+        if self._holds:  # `tell` sets this before it holds steps, because a second Ctrl-C may interrupt `tell`
             result(self._interceptor.release_steps.remote(self._name), actor_name="the interceptor")
 
     def _restore(self) -> None:
@@ -181,7 +181,7 @@ class EarlyEnd:
         last = result(self._interceptor.hold_steps.remote(self._name), actor_name="the interceptor")
         told = [actor.end_after.remote(last, self._turn) for actor in self._actors]
         wait(told, num_returns=len(told), timeout=_TOLD_S)
-        # A second call, because it wakes the groups that wait for a step, so that they notice that they are to end.
+        # A second call of `hold_steps` wakes groups that wait for a step, so that they notice that they must end.
         result(self._interceptor.hold_steps.remote(self._name), actor_name="the interceptor")
 
 
@@ -298,7 +298,7 @@ class Run(AbstractContextManager["Run"]):
                 opened[call] = name
                 return call
 
-            # All groups have their mailboxes before the first step begins.
+            # All groups open their mailboxes before the first step begins.
             start_in_turn(
                 (partial(start, name) for name in plan_refs),
                 lambda call: _results([call]),
@@ -384,7 +384,7 @@ class Run(AbstractContextManager["Run"]):
         turn, actors = next(self._kept.turns), [*self._actors.values()]
         end, ending = EarlyEnd(self._messaging.interceptor, actors, turn), self._when
         with self._ending() as refs:
-            refs.extend(self._late)  # after an error, the results of these calls are not needed
+            refs.extend(self._late)  # after an error, `_ending` reads these calls' results, too, and drops them
 
             def go_on(last: int, *, early: bool = False, **asked: Any) -> Opening | None:  # noqa: ANN401 - the arguments of `RunActor.run`
                 opening = None
@@ -422,9 +422,9 @@ class Run(AbstractContextManager["Run"]):
                 early = not with_states and last == self.step + 1
                 parts = watch(go_on(last, early=early, with_states=with_states, stands=stands), early=early)
                 self.step = min((part.until for part in parts), default=last)
-                # Without rules for whole steps, the group that commits the last step last knows that all groups have
-                # committed it, so asking the server, which takes a round trip, is not needed. With such rules, no group
-                # knows this, because the rules judge the step after all groups have committed it.
+                # Without rules that judge whole steps, the last group that commits a step learns that all groups have
+                # committed it. Then the server need not be asked, which saves a round trip. With such rules, no group
+                # learns this, because these rules judge the step after all groups have committed it.
                 if parts and max(part.sealed for part in parts) < self.step - 1:
                     self._messaging.steps.wait(self.step)
         self._spent = any(part.spent for part in (*parts, *(self._parts if looks else ())))
@@ -490,7 +490,7 @@ class Run(AbstractContextManager["Run"]):
         """
         if self._open:
             self._detach()
-            attempt(self._late)  # the actors are not closed before these calls have ended
+            attempt(self._late)  # wait for these calls before the actors leave their mailboxes
             self._kept.keep(self._actors)
 
     def _detach(self) -> None:
@@ -637,8 +637,9 @@ def _watch(
     Returns: the results of the calls. With `early`, do not wait for the calls once `opening` shows that all groups have
     committed their steps; return [] then.
 
-    Args: `refs` has the calls. `end` is told if Ctrl-C or a spent budget ends the run early. `lost` is called with the
-    error that a group has raised, or with None. It returns an error if a lost machine ends the run, and otherwise None.
+    Args: `refs` has the calls. `end.tell` is called if Ctrl-C or a spent budget ends the run early. `lost` is called
+    with the error that a group has raised, or with None. It returns an error if a lost machine ends the run, and
+    otherwise None.
     """
     waiting, looks, found = list(refs), itertools.count(1), dict[Any, GroupResult]()
     while waiting:
@@ -649,7 +650,7 @@ def _watch(
                 return []
             done, waiting = ([ref for ref in part if ref != call] for part in (done, waiting))
         if next(looks) % _NODES_EVERY == 0 and (gone := lost(None)) is not None:
-            raise gone  # the groups may wait for the lost machine's server for minutes, so they are not awaited
+            raise gone  # at once, because groups may try for minutes to reach the lost machine's server
         try:
             found.update(zip(done, _results(done), strict=True))
         except ConnectionFailed as error:

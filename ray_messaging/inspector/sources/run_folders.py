@@ -12,8 +12,8 @@ from ray_messaging.eventlog.folder import SEGMENT
 from ray_messaging.eventlog.folder_records import RUN
 
 MOST_RUNS = 1_000
-_DEPTH = 4  # runs are found at most this many levels of folders below a given folder
-_MOST_FOLDERS = 20_000  # the most folders in which one call looks for runs
+_DEPTH = 4  # runs are found in folders at most this many levels below a given folder
+_MOST_FOLDERS = 20_000  # one call looks for runs in at most this many folders
 
 
 class RunFolders:
@@ -68,14 +68,14 @@ class RunFolders:
     def beside(self, run: str, name: str) -> str:
         """Return the path of a new folder beside a run.
 
-        Raises: UnknownName if there is no such run; ConfigError if the run is not inside of one of the given folders,
-        or if there is already a file or folder with this name beside the run.
+        Raises: UnknownName if there is no such run; ConfigError if the run's folder is not below one of the given
+        folders, or if there is already a file or folder with this name beside the run; LogError as in `folder_of`.
         """
         parent = Path(self.folder_of(run)).parent
         if not any(isinstance(root, Path) and parent.is_relative_to(root) for root in self._roots.values()):
             raise ConfigError(
-                f"nothing can be written beside {run!r}, because its folder {str(parent)!r} is not among the folders "
-                f"with which the program was started: start it again with {str(parent)!r}"
+                f"nothing can be written beside run {run!r}, because the program was not started with the folder that "
+                f"contains this run, {str(parent)!r}: start the program again with that folder"
             )
         found = parent / name
         if os.path.lexists(found):

@@ -10,8 +10,8 @@ from ray_messaging.inspector.page_values import TrafficBins, name
 from ray_messaging.model.fates import BLOCKED, FATES
 
 OTHERS = "(others)"
-RULES = 8  # the most rules that a chart shows
-BINS = 120  # the most bins into which steps are put
+RULES = 8  # a chart shows at most this many rules
+BINS = 120  # steps are put into at most this many bins
 _UNITS = (("second", 1.0, 900.0), ("minute", 60.0, 54_000.0), ("hour", 3600.0, 2_592_000.0), ("day", 86_400.0, 1e18))
 
 
@@ -26,7 +26,7 @@ Bins = Mapping[float, Counter[Key]]
 
 
 def unit_for(seconds: float) -> tuple[str, float]:
-    """Return the unit of time for the bins of a period, and its length in seconds."""
+    """Return the unit of time for the bins of a period of `seconds`, and the unit's length in seconds."""
     return next((unit, width) for unit, width, longest in _UNITS if seconds <= longest)
 
 
@@ -61,7 +61,7 @@ class RollingTraffic:
         self._shares: dict[float, float] = {}
 
     def add(self, bins: Bins, share: float = 1.0) -> None:
-        """Add counts to the counts of the same seconds or steps. `share` is the share of the rows that was counted."""
+        """Add counts by second or step. If only a `share` of the rows was counted, add estimates for all rows."""
         for at, found in scaled(bins, share).items():
             self.bins.setdefault(at, Counter()).update(found)
             self._shares[at] = min(share, self._shares.get(at, 1.0))

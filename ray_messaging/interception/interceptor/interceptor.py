@@ -47,8 +47,8 @@ logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-# The name that the table of blocked messages has on the server. No rule's table can have this name, because no rule's
-# name begins with a colon.
+# The name, on the server, of the table that counts the blocked messages of each sender. No rule's table can have this
+# name, because no rule's name begins with a colon.
 VIOLATIONS = ":violations"
 ROUNDS, ATTEMPTS, CHANGES = ":rounds", ":attempts", ":changes"
 OWN_TABLES = (VIOLATIONS, ROUNDS, ATTEMPTS, CHANGES)
@@ -155,7 +155,7 @@ class Interceptor:
         if attempt is not None:
             return self._answer_in_step(batch, attempt, patient=patient)
         if patient:
-            # A task makes sure that the work is finished even if nobody awaits the result.
+            # A task finishes the work even if nobody awaits the result.
             return asyncio.create_task(self._wait(batch), name="ray_messaging deferred answer")
         if self.versions.first < math.inf:
             return self._judge_outside(batch)
@@ -219,7 +219,7 @@ class Interceptor:
         return not verdicts.blocked
 
     def snapshot(self, request: bytes | memoryview, messagers: int = 1) -> bytes | Awaitable[bytes]:
-        """Answer a messager's request for a rule snapshot, and count the messages that it reports as passed.
+        """Answer a messager's request for a rule snapshot, and count the messages that the request reports as passed.
 
         Args: `messagers` is the number of messagers that may request snapshots.
         """
@@ -265,9 +265,9 @@ class Interceptor:
         rules, verdict = self.rules.for_broadcasts if pair_rows(batch) is not None else self.rules.each, BatchVerdict()
         for rule in rules:
             if rule.counts_blocked:
-                # This call makes the rule record how many messages were blocked before its round, unless there is such
-                # a record already. A later attempt at the step must not undo the record, so the call comes before the
-                # attempt's changes.
+                # `room` lets the rule record how many messages were blocked before the round, if it has not done so. A
+                # later attempt at the step undoes the changes of this attempt, but must not undo this record. So `room`
+                # is called before the attempt makes changes.
                 rule.room(())
         judging = Judging(key, batch, verdict, rules, self._in_parts(batch, rules, verdict), attempt)
         with self.tracer.judging(batch):
@@ -282,10 +282,10 @@ class Interceptor:
         return self._answers.keep(key, answer, data, sender=batch.sender)
 
     def _in_parts(self, batch: Batch, rules: Sequence[Rule], verdict: BatchVerdict) -> Sections:
-        """Apply rules to a batch, part by part, so that no verdict depends on messages that the same part blocks.
+        """Apply rules to a batch in parts: messages that are blocked in one part may count in the verdicts on the next.
 
-        Yield each slow rule with the messages it must judge. Count the messages of each part, and add the verdicts on
-        them to `verdict`.
+        Yield each slow rule with the messages that it must judge. After each part, count its messages, and add the
+        verdicts on them to `verdict`.
         """
         for rows in parts_of(batch, rules):
             whole = len(rows) == batch.rows
@@ -319,7 +319,7 @@ class Interceptor:
 
     async def _wait(self, batch: Batch) -> bytes:
         if batch.lines is None and self.rules.wants_payload and self._slow_rules.unknown(batch):
-            # An earlier interceptor has deferred these messages, and their payloads are lost with it.
+            # An earlier interceptor has deferred these messages, and has died with their payloads.
             return self._payload_wanted()
         verdict = await self._slow_rules.wait(batch)
         return self.encode(verdict, len(batch))
@@ -458,7 +458,7 @@ class Interceptor:
         for rule in self.rules if rules is None else rules:
             try:
                 self.watch.run(rule, rule.new_round)
-            except FAILURES as error:  # the other rules begin their round nevertheless
+            except FAILURES as error:  # caught here, so that the other rules begin their round
                 self.failures.note(rule, error, at="a new round")
                 failures.append(rule.name)
         return failures
@@ -588,9 +588,9 @@ def forwarded(from_id: AgentId | None, to_id: AgentId | None, message: object, *
 
 
 def _payload(message: object) -> object:
-    """Return the payload of a message, which AgentSociety passes as JSON text.
+    """Return the payload of a message, which AgentSociety passes as the JSON text of an object.
 
-    A text that is not JSON becomes the field "content".
+    Anything else, unless it is a dict or a Msg, becomes the field "content" of the payload.
     """
     if isinstance(message, dict | Msg):
         return message

@@ -10,7 +10,8 @@ from ray_messaging.transports.connection.link import RedisLink
 from ray_messaging.transports.connection.protocol import Wire
 from ray_messaging.transports.connection.replica_guard import TooFewReplicasError
 
-# A blocking read gets its answer when it ends. So the time limit for the answer is longer than the read by this much.
+# The server answers a blocking read when the read ends. So the time limit for the answer is this much longer than the
+# read, in seconds.
 _MARGIN_S = 5.0
 Commands = Sequence[Sequence[Any]]
 
@@ -69,7 +70,7 @@ class BlockingReads:
             if guard is not None:
                 guard.check(replies)
         except TooFewReplicasError:
-            self.close()  # the server may have ceased to be the primary without knowing it
+            self.close()  # the server may no longer be the primary, and not know it
             raise
         return replies
 

@@ -18,7 +18,7 @@ from ray_messaging.transports.connection.discovery import (
 )
 
 _QUESTIONS = (("CLUSTER", "NODES"), ("CLUSTER", "SLOTS"))
-_REMEMBERED = 6  # the most nodes that are asked in addition to the nodes in the config
+_REMEMBERED = 6  # at most this many nodes are asked in addition to the nodes in the config
 _UNNAMED = frozenset({"noaddr", "handshake"})  # The addresses of nodes with these flags are not known.
 
 
@@ -60,8 +60,9 @@ class ClusterNodes:
     async def primary(self) -> tuple[str, int]:
         """Return the host and port of the primary that has the experiment's keys, within 4 s.
 
-        Raises: NoPrimaryError if no node answers or the primary is down; WrongSettingsError if the nodes that answer
-        cannot know the primary; AuthenticationError if the nodes refuse the password.
+        Raises: NoPrimaryError if no node answers, the primary is down, or the nodes do not agree on the primary;
+        WrongSettingsError if a server is not a node of a cluster, or no node has the slot of these keys;
+        AuthenticationError if a node refuses the password.
         """
         questions = {_text(address): self._ask(*address) for address in dict.fromkeys([*self._named, *self._seeds])}
         return self._chosen(await answers_of(questions)).address

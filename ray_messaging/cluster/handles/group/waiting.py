@@ -53,7 +53,7 @@ class InLoop:
     async def some(self, refs: Refs, timeout_s: float) -> tuple[Refs, Refs]:
         """Wait up to `timeout_s` seconds for Ray calls; return the calls that have ended, and those that have not."""
         futures = {asyncio.wrap_future(ref.future()): ref for ref in refs}
-        for future in futures:  # reads the errors, because asyncio warns of errors that nobody reads
+        for future in futures:  # the callback reads errors, because asyncio warns of errors that nobody reads
             future.add_done_callback(lambda ended: ended.cancelled() or ended.exception())
         ended, _ = await asyncio.wait(futures, timeout=timeout_s)
         left = [ref for future, ref in futures.items() if future not in ended]
@@ -68,7 +68,7 @@ class InLoop:
         return _TaskLock()
 
     def shared(self, make: Callable[[], T]) -> Callable[[], T]:
-        """Return a function that calls `make` once per event loop, and returns the same object to all callers in it."""
+        """Return a function that calls `make` at its first call in an event loop, and later returns the same object."""
         made: dict[asyncio.AbstractEventLoop, T] = {}
         guard = threading.Lock()
 
@@ -110,8 +110,8 @@ class _TaskLock:
     def __init__(self) -> None:
         self._guard = threading.Lock()
         self._loop: asyncio.AbstractEventLoop | None = None  # the last event loop whose tasks wanted the lock
-        self._lock = asyncio.Lock()  # the lock for the tasks of that event loop
-        self._calls = 0  # the number of that loop's calls that hold the lock or wait for it
+        self._lock = asyncio.Lock()  # the lock for the tasks of the event loop `_loop`
+        self._calls = 0  # how many calls in `_loop` hold the lock or wait for it
 
     @asynccontextmanager
     async def held(self) -> AsyncGenerator[None, None]:
