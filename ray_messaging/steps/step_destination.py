@@ -230,8 +230,8 @@ class StepDestination(Destination):
     async def _reach(self, audience: AudiencePairs, topic: str, senders: AgentPlaces) -> Reaches:
         """Return how many agents hear each sender in an audience.
 
-        For each audience, the result for the topic that was used last is cached until the senders or the audience
-        change. For the audience of all agents, the result is also computed again when the routes change.
+        The result is cached for each topic until the senders or the audience change. For the audience of all agents,
+        the result is also computed again when the routes change.
         """
         routes = self.routes
         # The directory's version does not tell whether the routes are the same. A move of agents may count only from a
@@ -242,7 +242,9 @@ class StepDestination(Destination):
             edges = await edges_of(audience, topic, routes, self._engine.audiences)
             self.digests[audience] = edges.digest
             self._reaches = {
-                (each, name): kept for (each, name), kept in self._reaches.items() if each.name != audience.name
+                (each, name): kept
+                for (each, name), kept in self._reaches.items()
+                if each == audience or each.name != audience.name
             }
             reaches = Reaches(edges.of(senders.agents), senders.column, senders.find, topic)
             found = self._reaches[key] = senders, everybody, reaches
