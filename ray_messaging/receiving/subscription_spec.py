@@ -55,7 +55,7 @@ class SubscriptionSpec:
         )
 
     def with_agents(self, agents: Iterable[AgentId], subtopics: Sequence[str], owner: str) -> "SubscriptionSpec":
-        """Return the spec with more agents, which it claims exclusively.
+        """Return the spec with more agents. The new spec claims all its agents exclusively.
 
         Raises: InvalidAddress for an invalid id or subtopic.
         """
