@@ -343,7 +343,7 @@ class RayAgentRuntime(core.SingleThreadedAgentRuntime, AbstractAsyncContextManag
         return message
 
     def _encoded(self, message: Any) -> dict[str, Any]:
-        """Return a payload with a message: the name of its type, and its fields as JSON, or its bytes of Protobuf."""
+        """Return a payload with a message: the name of the message's type, and the message as JSON or Protobuf."""
         if type(message) in _PLAIN:
             return {"type": None, "message": message}
         registry, name = self._serialization_registry, self._serialization_registry.type_name(message)
@@ -479,7 +479,7 @@ class RayAgentRuntime(core.SingleThreadedAgentRuntime, AbstractAsyncContextManag
 class _ActorRuntime(RayAgentRuntime):
     """Ray actor with the agents of one type.
 
-    What these agents publish goes to the RayAgentRuntime that started this actor, because it has the subscriptions.
+    What these agents publish goes to the RayAgentRuntime that started this actor, which has the subscriptions.
     """
 
     async def __init__(  # type: ignore[misc]
@@ -507,7 +507,7 @@ def _id(text: Any) -> Any:
 
 
 def _travels(factory: object) -> bool:
-    """Return whether a factory can run in another process, because it refers to no object of this process."""
+    """Return whether a factory can be sent to another process. It cannot if it refers to objects of this process."""
 
     class Pickler(ray.cloudpickle.CloudPickler):
         def persistent_id(self, given: object) -> None:

@@ -250,7 +250,7 @@ async def sealed_history(store: "RedisSteps", step: int) -> bytes:
 
 
 class BlockedSend(NamedTuple):
-    """A message that a rule blocked. For a question, `message_id` is the id that `Agent.ask` returned."""
+    """A message that a rule blocked. For a question, `message_id` is the id that `ask` returned to the model."""
 
     message_id: str
     from_id: AgentId

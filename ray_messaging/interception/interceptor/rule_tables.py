@@ -57,10 +57,10 @@ class Table(MutableMapping[Key, V], Generic[V]):
         # While a batch of a step is judged: for each entry that the rule changes, [its earlier value], or [] if there
         # was no entry. At other times: None.
         self._journal: dict[Key, list[Any]] | None = None
-        # For each entry that layers change: first, under `_BASE`, [its value without them], or [] without such a value,
-        # then the change of each layer.
+        # For each entry that layers change: under `_BASE`, [its value without these changes], or [] if there would be
+        # no entry without them. Then, under each layer's name, the layer's change.
         self._layers: dict[Key, dict[Layer, Change]] = {}
-        self._laid: dict[Layer, set[Key]] = {}  # the entries that each layer changes
+        self._laid: dict[Layer, set[Key]] = {}  # the keys of the entries that each layer changes
         self._unsaved: set[tuple[str, Key]] = set()  # (layer, key) of each change that the next write saves or removes
 
     def __getitem__(self, key: Key) -> V:
@@ -160,8 +160,8 @@ class Table(MutableMapping[Key, V], Generic[V]):
     def drop(self, layer: Layer) -> bool:
         """Undo the changes that a group made in the table; return whether there were any.
 
-        Args: `layer` says which changes to undo: with a group's name, those for batches on which all verdicts are
-        known. With the tuple (name,), those for the one batch of the group on which some verdicts are still missing.
+        Args: `layer` says which changes to undo. A group's name means the changes for the group's batches on which all
+        verdicts are known. The tuple (name,) means the changes for its one batch on which some verdicts are missing.
         """
         keys = self._laid.pop(layer, ())
         for key in keys:

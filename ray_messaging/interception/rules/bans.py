@@ -36,7 +36,7 @@ class Ban(Rule):
     """
 
     state: Table[Any]
-    _of_pairs = False  # whether a key is a pair of sender and recipient
+    _of_pairs = False  # whether a key is a pair of sender and receiver
 
     def __init__(self, check: Rule, after: int, name: str) -> None:
         if isinstance(check, SlowRule) or not isinstance(check, Rule):
@@ -305,7 +305,7 @@ class EdgeBan(Ban):
     def pair_check(self) -> PairCheck | None:
         """Return a check that blocks broadcasts to those hearers to whom the sender may not write any more.
 
-        Return None if the rule sees a broadcast as one message for each hearer, because it then needs no such check.
+        Return None if the rule gets a broadcast as one message for each hearer: it then blocks these messages itself.
         """
         if self.judges_broadcasts == "pair":
             return None
