@@ -72,7 +72,7 @@ def encode_facts(facts: AudienceFacts) -> str:
 
 
 class Audiences:
-    """The audiences of an experiment in one version of the directory of mailboxes, by name."""
+    """All audiences of an experiment, by name, as one version of the directory of mailboxes has them."""
 
     def __init__(self) -> None:
         self._texts: AudienceTexts = NO_AUDIENCES

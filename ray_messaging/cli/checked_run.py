@@ -42,7 +42,7 @@ def run(
     With `ui`, the inspector shows the run, and the experiment is stopped only after Ctrl-C.
 
     Args: `purpose` is the beginning of the experiment's name. With `probe`, the latency of single messages is measured
-    after the run, if all numbers of the run agree.
+    after the run, if each message of the run has one fate and arrived accordingly.
     Returns: the outcome in JSON's types, and a list of sentences about the numbers that do not agree.
     """
     check_ray_address()
@@ -51,7 +51,7 @@ def run(
     exp_id = f"{purpose}-{secrets.token_hex(4)}"
     console.print(f"Starting Ray, {'your server' if redis else 'a server'}, the interceptor and the groups ...")
     messaging = Messaging.start(exp_id, redis=redis, rules=rules, log_dir=log_dir)
-    # The data of the run are not needed afterwards, so nothing is left on a user's server.
+    # After the run, its data are erased, so that nothing is left on a user's server.
     with ExitStack() as stack:
         stack.callback(messaging.shutdown, erase=True)
         engine = stack.enter_context(ReplayRunner(messaging, plan))

@@ -24,7 +24,7 @@ from ray_messaging.errors import InvalidPayload
 
 _TAG = "$"  # this key marks a JSON object that stands for a value of another type
 _INT64 = 1 << 63
-UNCHANGED = frozenset((str, bool, type(None)))  # values of these types are their own JSON
+UNCHANGED = frozenset((str, bool, type(None)))  # JSON can represent values of these types as they are
 # Attributes that the framework does not serialize.
 _RUNTIME_ONLY = frozenset(("raw_representation", "_raw_representation"))
 _ACTS = (
@@ -61,12 +61,13 @@ _MAKERS = {tag: kind for kind, tag in _SEQUENCES.items()}
 
 
 class Values:
-    """The values that executors of a workflow may send, yield, ask for and keep, and the JSON of these values.
+    """Codec between JSON and the values that executors of a workflow may send, yield, ask for and keep.
 
-    These are the values of JSON, and tuples, sets, bytes, dates, Decimals, UUIDs, Enums, dataclasses, pydantic models
-    and plain classes that handlers of the workflow name in their annotations, and the framework's own messages.
+    These are the values of JSON, tuples, sets, bytes, dates, Decimals and UUIDs. They are also the framework's own
+    messages, and the Enums, dataclasses, pydantic models and plain classes that handlers of the workflow name in their
+    annotations.
 
-    Args: `named` has more types that are known, such as those of parts that are annotated as Any.
+    Args: `named` has further types that values may have, such as those of parts that are annotated as Any.
     """
 
     def __init__(self, named: Iterable[type] = ()) -> None:
@@ -108,7 +109,7 @@ class Values:
     def encode(self, value: Any, place: str) -> Any:
         """Return a value as JSON; raise InvalidPayload if a part of the value has no JSON form.
 
-        Args: `place` is the name of the value. The error's name for a part begins with it, such as `place[3].field`.
+        Args: `place` is the name of the value in errors. An error about a part names it like `place[3].field`.
         """
         kind = type(value)
         if kind in UNCHANGED:
@@ -240,7 +241,10 @@ class Values:
     def _decode_object(self, tag: str, key: str, told: Any) -> Any:
         kind: Any = self._type(key)
         if self._form(kind) != tag:
-            raise InvalidPayload(f"{short_repr(told)} has the tag {tag!r}, which no object of type {key} has")
+            raise InvalidPayload(
+                f"{short_repr(told)} was sent with the tag {tag!r}, with which no object of type {key} is sent: use "
+                "the same definition of this type in all processes"
+            )
         if tag == "enum":
             return kind[told]
         if tag == "model":

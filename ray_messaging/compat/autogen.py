@@ -52,10 +52,10 @@ class RayAgentRuntime(core.SingleThreadedAgentRuntime, AbstractAsyncContextManag
     An agent `type/key` of AutoGen has the id "type/key" in rules and in the log. Events whose handler fails become dead
     letters. Close the runtime at the end, or use it as an async context manager.
 
-    Args: `messaging` is the experiment; without one, this process starts a server for the messages. With `actors`, the
-    agents of each type that is registered by a factory live in a Ray actor. They live in this process if the factory
-    refers to objects of this process, as the factory of an AgentChat team's manager does. `name` is the name of this
-    runtime's Messager. The other arguments are AutoGen's.
+    Args: `messaging` is the experiment; without one, this process starts a server for the messages. With `actors`, each
+    type that is registered by a factory gets a Ray actor, in which its agents live. Only if the factory refers to
+    objects of this process, as the factory of an AgentChat team's manager does, its agents live in this process. `name`
+    is the name of this runtime's Messager. The other arguments are AutoGen's.
     """
 
     def __init__(
@@ -119,7 +119,7 @@ class RayAgentRuntime(core.SingleThreadedAgentRuntime, AbstractAsyncContextManag
         await self._messager.subscribe_and_start_listening([each.replace("/:", "/*:") for each in channels])
         if self._service is None:
             self._service = asyncio.create_task(self._messager.serve(self._handle, concurrency=1_000_000))
-        await self._on_actors("add_message_serializer", serializers)  # this call returns when the actors listen
+        await self._on_actors("add_message_serializer", serializers)  # an actor answers this call once it listens
         self._placed |= kinds
 
     async def _on_actors(self, call: str, *given: Any) -> list[Any]:
@@ -145,7 +145,7 @@ class RayAgentRuntime(core.SingleThreadedAgentRuntime, AbstractAsyncContextManag
             await self._quiet(save=False)
 
     async def stop_when(self, condition: Callable[[], bool]) -> None:
-        """Stop when `condition` returns True. It is called now, and after each message that is handled in this process.
+        """Call `condition` now, and after each message that this process handles. Stop when it returns True.
 
         Raises the first error of an event's handler, unless such errors are ignored.
         """
@@ -184,13 +184,13 @@ class RayAgentRuntime(core.SingleThreadedAgentRuntime, AbstractAsyncContextManag
             raise error
 
     async def _quiet(self, *, save: bool) -> list[Any]:
-        """Wait until all processes are idle. Then a mailbox has only messages that its process holds back.
+        """Wait until all processes are idle, so that each mailbox has only messages that its process holds back.
 
-        All processes must report this twice. If no message came to a mailbox between the two reports, no message was on
-        its way, even if a process has died.
+        All processes report the states of their mailboxes, again and again. If all are idle in two successive rounds,
+        and no message came to a mailbox in between, no message is on its way, even if a process has died.
 
         Args: with `save`, the reports have the states of agents.
-        Returns: the last reports.
+        Returns: the reports of the last round.
         """
         backoff, before = Backoff(AT_REST_RETRY), None
         while True:
@@ -243,7 +243,9 @@ class RayAgentRuntime(core.SingleThreadedAgentRuntime, AbstractAsyncContextManag
         await self._on_actors("_hold", hold)
 
     async def load_state(self, state: Mapping[str, Any]) -> None:
-        """Give all agents their states, and send the events that had not been handled.
+        """Give the agents their states, and send the events that had not been handled.
+
+        The states of agents whose type is not registered in this runtime are left out.
 
         Raises: UndeliverableException for an event that is not delivered, because a rule blocks it, for example, or
         because its agent's type is not registered anywhere.
@@ -341,7 +343,7 @@ class RayAgentRuntime(core.SingleThreadedAgentRuntime, AbstractAsyncContextManag
         return message
 
     def _encoded(self, message: Any) -> dict[str, Any]:
-        """Return a payload with a message: the name of its type, and its fields as JSON, or its bytes of Protobuf."""
+        """Return a payload with a message: the name of the message's type, and the message as JSON or Protobuf."""
         if type(message) in _PLAIN:
             return {"type": None, "message": message}
         registry, name = self._serialization_registry, self._serialization_registry.type_name(message)
@@ -477,7 +479,7 @@ class RayAgentRuntime(core.SingleThreadedAgentRuntime, AbstractAsyncContextManag
 class _ActorRuntime(RayAgentRuntime):
     """Ray actor with the agents of one type.
 
-    What these agents publish goes to the RayAgentRuntime that started this actor, because it has the subscriptions.
+    What these agents publish goes to the RayAgentRuntime that started this actor, which has the subscriptions.
     """
 
     async def __init__(  # type: ignore[misc]
@@ -505,7 +507,7 @@ def _id(text: Any) -> Any:
 
 
 def _travels(factory: object) -> bool:
-    """Return whether a factory can run in another process, because it refers to nothing that belongs to this one."""
+    """Return whether a factory can be sent to another process. It cannot if it refers to objects of this process."""
 
     class Pickler(ray.cloudpickle.CloudPickler):
         def persistent_id(self, given: object) -> None:
@@ -532,7 +534,10 @@ def _serializers_of(agent_class: Any) -> list[Any]:
 
 
 def _of_agentchat(data: bytes) -> Any:
-    """Return the fields of a message of AgentChat. Dicts with a `type` become objects of the class that it names."""
+    """Return the fields of a message of AgentChat.
+
+    A dict whose `type` is the name of a message class becomes an object of this class.
+    """
     from autogen_agentchat.messages import BaseMessage  # noqa: PLC0415 - only AgentChat needs it
 
     classes: list[Any] = [BaseMessage]

@@ -30,7 +30,7 @@ class Origin(NamedTuple):
 
 
 class TracePoint(NamedTuple):
-    """The span that sent a batch, the time when this process got the batch, and the span that fetched it.
+    """The span that sent a batch, the time when the batch's next span begins, and the span that fetched it.
 
     Each span is given by its context, `CONTEXT_BYTES` bytes. Before the batch is fetched, `fetched` is empty. `since`
     is in unix seconds.

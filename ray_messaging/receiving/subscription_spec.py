@@ -55,7 +55,7 @@ class SubscriptionSpec:
         )
 
     def with_agents(self, agents: Iterable[AgentId], subtopics: Sequence[str], owner: str) -> "SubscriptionSpec":
-        """Return the spec with more agents, which it claims exclusively.
+        """Return the spec with more agents. The new spec claims all its agents exclusively.
 
         Raises: InvalidAddress for an invalid id or subtopic.
         """
@@ -65,7 +65,7 @@ class SubscriptionSpec:
         return replace(self, agents=wider, exclusive=True, owner=owner, fresh=fresh, fresh_globs=())
 
     def hosting(self, record: MailboxRecord) -> "SubscriptionSpec":
-        """Return a copy of this spec with the agents of a mailbox's record on the server in place of its own agents."""
+        """Return a copy of this spec that has the agents of a mailbox's record on the server, and no others."""
         here = record.by_subtopic()
         return replace(self, agents=here, moved=record.moved, fresh=self._fresh(here, ()), fresh_globs=())
 

@@ -72,7 +72,7 @@ class CapacityLimiter:
     async def wait(self) -> None:
         """Wait until there is capacity and it is the caller's turn.
 
-        The caller must accept its message before it awaits anything else: then another caller may take the capacity.
+        The caller must accept its message before it awaits anything else, or another caller may take the capacity.
         """
         turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._turns.append(turn)
@@ -126,7 +126,7 @@ class Accumulator:
     ) -> None:
         self.tracer = tracer
         self.capacity = CapacityLimiter(settings.outbox_messages, settings.outbox_bytes)
-        # Called with the number and the payload bytes of the messages that have just got their fate or error.
+        # To be called when messages get their fate or error, with the number of these messages and their payload bytes.
         self.rows_done = self.capacity.give_back
         self.broken: MessagingError | None = None  # the error because of which no message is accepted any more
         self._checks = checks
@@ -307,7 +307,7 @@ class Accumulator:
         pending.bulks.append(waiter)
         self.capacity.rows += batch.rows
         self.capacity.nbytes += nbytes
-        self._futures = iter(())  # The prepared futures were for the capacity before these messages.
+        self._futures = iter(())  # The capacity for the prepared futures is now partly taken.
         self.send_loop.wake()
         return waiter
 

@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 
 # One call to the server writes at most 256 results. It takes no further result once it has 1 MiB of results.
 _BATCH, _BATCH_BYTES = 256, 2**20
-# A result that comes within this many seconds after a call to the server waits for further results, so that one call
-# writes all of them. The wait ends when the callers' event loop begins its next round, or when these seconds are over.
+# After each call to the server, there is a pause of this many seconds. A result that comes in the pause waits until the
+# callers' event loop begins its next round, or until the pause ends, so that one call writes further results with it.
 _WAIT_S = 0.05
 
 _decode = msgspec.msgpack.Decoder(KeptCall).decode
@@ -42,12 +42,11 @@ class CallMemory:
     All callers must share one event loop. The calls to the server may use another event loop. Results that come during
     a call to the server, or soon after it, are collected, and the next call writes all of them (see `_WAIT_S`).
 
-    Args: `limit` is the most bytes that one result may have. `again` says that earlier attempts at the step may have
-    kept results.
+    Args: a result may have at most `limit` bytes. With `again`, earlier attempts at the step may have kept results.
     """
 
     def __init__(self, store: "RedisSteps", group: str, attempt: int, step: int, *, limit: int, again: bool) -> None:
-        # The error after which no more results can be kept, because a call to the server failed or was refused.
+        # Once a call to the server has failed or was refused: the error that each further `keep` raises.
         self.broken: StepAborted | None = None
         # A function that reads the results of the run from which this run was forked. It is called in a thread.
         self.parent: Callable[[], Mapping[str, bytes]] | None = None
@@ -64,8 +63,8 @@ class CallMemory:
         self._failed: dict[str, KeptCall] = {}  # the usage of failed calls that have used tokens or money, by key
         self._new: deque[_New] = deque()
         self._idle = True  # False from the beginning of a write until `_WAIT_S` seconds after its end
-        self._asked = False  # whether `_ask` will be called
-        self._more = False  # whether `_begin` was called during the call to the server
+        self._asked = False  # whether the callers' event loop will call `_ask` soon
+        self._more = False  # whether `_begin` was called after `_write` last took new results
         self._task: asyncio.Task[None] | None = None  # the task that writes results
         self._pause: asyncio.TimerHandle | None = None  # the timer of the pause that follows a call to the server
 

@@ -52,9 +52,9 @@ class StepCounts(msgspec.Struct, array_like=True, frozen=True):
     """The counts that a group stores with a step: messages by fate, and the sum of their digests.
 
     `digest` is the sum, or b"" if digests were not computed. `total` counts the messages of this and all earlier steps,
-    by fate. `outside` counts the messages from senders outside of the steps that the group has read in the step. The
-    sum includes these messages. If digests were not computed, `outside` is 0. `unheard` maps a few addresses to the
-    number of undeliverable messages in `total` that were sent to this address.
+    by fate. `outside` counts the messages that the group has read in the step, and that came from senders outside of
+    the steps. `digest` includes these messages. If digests were not computed, `outside` is 0. `unheard` maps each of a
+    few addresses to the number of undeliverable messages in `total` that were sent to it.
     """
 
     fates: dict[str, int]
@@ -160,10 +160,10 @@ def _name_unheard(unheard: Counter[str], batch: Batch, rows: NDArray[np.intp]) -
 
 
 def outside_rows(read: Sequence[FoldedBatch | Batch]) -> list[tuple[DigestRow, int]]:
-    """Return messages that senders outside of the steps sent to agents, in the form of which digests are computed.
+    """Return the messages that senders outside of the steps sent to agents, as rows for digests.
 
-    Each message comes with the number of times that it counts. Messages that a rule rewrote are left out: the event log
-    takes them from a separate note, and not from the batches in `read`.
+    Each row comes with the number of times that it counts (see `numbered_outside`). Messages that a rule rewrote are
+    left out: the event log takes them from a separate note, and not from the batches in `read`.
     """
     rows: list[DigestRow] = []
     places, hearers = [], []
@@ -250,7 +250,7 @@ async def sealed_history(store: "RedisSteps", step: int) -> bytes:
 
 
 class BlockedSend(NamedTuple):
-    """A message that a rule blocked. For a question, `message_id` is the id that `ask` returned."""
+    """A message that a rule blocked. For a question, `message_id` is the id that `ask` returned to the model."""
 
     message_id: str
     from_id: AgentId
@@ -286,7 +286,8 @@ class BlockedSends(Sequence[BlockedSend]):
         self._step = step
         ids: list[tuple[IdColumn, IdColumn]] = [(IdColumn.of([]), IdColumn.of([]))]
         ordinals, whys = [np.zeros(0, np.uint32)], [np.zeros(0, np.intp)]
-        # The distinct pairs of rule and reason. `_whys` has, for each message, an index into this list.
+        # Pairs of rule and reason. The same pair may be in the list several times. `_whys` has, for each message, an
+        # index into this list.
         self._why: list[tuple[str, str]] = []
         for frame, noted in (each for part in parts for each in msgspec.msgpack.decode(part, type=_Parts)):
             batch = decode(frame)

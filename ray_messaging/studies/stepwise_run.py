@@ -32,8 +32,8 @@ class StepwiseRun:
     Args: `arguments` are those of `run`, with `model`. `values` are the parameters that functions among the
     arguments may take by name.
 
-    Raises: ConfigError for an argument that `run` does not take, for an `until` that is a condition, and if the model
-    or the agents are missing.
+    Raises: ConfigError for an argument that a model's page does not take (it takes fewer than `run`), for an `until`
+    that is a condition, and if the model or the agents are missing.
     """
 
     def __init__(self, arguments: Mapping[str, Any], values: Mapping[str, Any], seed: int) -> None:

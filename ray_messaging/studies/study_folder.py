@@ -29,14 +29,15 @@ LOGS = "logs"  # the subfolder for the event logs of the runs, each in a folder 
 RUNS, SERIES, TIMES = "runs.parquet", "series.parquet", "seconds.parquet"
 _PART = re.compile(r"(runs|series)-(\d{8,})\.parquet")
 _OF_SERIES = re.compile(r"series(-\d{8,})?\.parquet")
-# The name under which the metadata of a series file have the keys of the runs, one for each row group of the file.
+# This field in the metadata of a series file has a list: for each row group of the file, the key of the group's run.
 _KEYS = b"ray_messaging.runs"
 
 
 class StoredRun(NamedTuple):
     """A run that has ended, read from the study's folder.
 
-    `series` is the name of the file with the values that the run collected, and the number of its row group there.
+    `series` has the name of the file with the values that the run collected, and the number of the row group that has
+    them.
     """
 
     key: str
@@ -84,8 +85,8 @@ class StudyFolder:
         """
         if not self.folder.local:
             raise ConfigError(
-                f"the study's folder {self.where!r} must be on a disk, because it is locked while it is written: pass "
-                "a path, and copy the folder when the study has ended"
+                f"the study's folder {self.where!r} must be on a disk of this machine, because it is locked while it "
+                "is written: pass a local path, and copy the folder when the study has ended"
             )
         with self._writing():
             self.folder.filesystem.create_dir(self.folder.path, recursive=True)
@@ -408,7 +409,7 @@ def _times_of(columns: Mapping[str, list[Any]]) -> dict[str, tuple[float | None,
     """Return, by the key of each run, its seconds and the counts of its calls."""
     if CALLS in columns:
         calls = [CallCounts(**json.loads(text)) for text in columns[CALLS]]
-    else:  # an earlier version has written the files
+    else:  # an earlier release of this library has written the files
         calls = [CallCounts(model=made, store=saved) for made, saved in zip(columns[MADE], columns[SAVED], strict=True)]
     return dict(zip(columns[KEY], zip(columns[SECONDS], calls, strict=True), strict=True))
 

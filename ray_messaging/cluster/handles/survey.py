@@ -162,9 +162,9 @@ class Survey(Generic[T]):
     # -- waiting, asking again ------------------------------------------------------------------------------------
 
     def wait(self, *, progress: bool = True) -> "Survey[T]":
-        """Wait until all agents have answered, or the survey's timeout has passed; return self.
+        """Wait until no answer is outstanding, the survey's timeout has passed, or the survey has ended; return self.
 
-        Args: `progress` shows a bar on a terminal, otherwise a line on stderr every 10 s.
+        Args: with `progress`, stderr shows a bar if it is a terminal, or else gets a line every 10 s.
         """
         tally = self._survey.tally
         with ProgressLine(len(self), shown=progress) as line:
@@ -180,7 +180,7 @@ class Survey(Generic[T]):
         Agents whose question was blocked or undeliverable are not asked again. The asked agents have `timeout` seconds
         for an answer. With None, they have the survey's own timeout once more.
 
-        Raises: Closed if the survey has ended; UnknownName if it was removed; otherwise the same errors as
+        Raises: Closed if the survey has ended; UnknownName if it was removed; also the same errors as
         `Messager.send_columns`, such as MailboxFull and OutcomeUnknown.
         """
         return self._user.run(self._survey.remind(timeout))

@@ -59,7 +59,7 @@ class Tail(Iterator[LogRow]):
     ) -> None:
         fields = dict(fields)
         self._left: int | None = fields.pop("limit", None)
-        # This raises the error for an invalid field now, and not when the first row is read.
+        # `Filters` raises the error for an invalid field now, and not only when the first row is read.
         Filters(**fields, limit=self._left, after=after)
         self._source = source
         self._fields = fields

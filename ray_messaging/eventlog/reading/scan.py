@@ -208,10 +208,11 @@ class _Reader:
         return column.cast(pa.string()) if named and not self._raw else column
 
     def _with_hits(self, dataset: ds.FileSystemDataset, condition: pc.Expression | None) -> ds.FileSystemDataset | None:
-        """Return a dataset of only the row groups that have matching rows, or None if no row matches.
+        """Return a dataset of only the row groups that have rows that meet the condition, or None if no row meets it.
 
-        To find the row groups, only `position` and the columns that the condition uses are read. If the file does not
-        record the positions of its row groups, the whole dataset is returned.
+        If the filters have a limit, row groups after the last row that is needed may be left out. To find the row
+        groups, only `position` and the columns that the condition uses are read. If the file does not record the
+        positions of its row groups, the whole dataset is returned.
         """
         (file,) = dataset.get_fragments()
         some = file if condition is None else file.subset(condition, schema=dataset.schema)

@@ -26,8 +26,8 @@ Options = dict[str, Any]
 PALETTE = ("#e5484d", "#f08c5a", "#b5598f", "#8e6bd1", "#d99a1c", "#7a8b3b", "#5f7fbf", "#9a6b4f", "#8b93a1")
 _LIGHT, _DARK = (169, 200, 245), (30, 58, 138)
 _LONGEST = 40
-_MOST_LABEL = 14  # the most characters of a label beside a map
-_POINT = 7  # the size of an agent at its position, in pixels
+_MOST_LABEL = 14  # a label beside a map has at most this many characters
+_POINT = 7  # the diameter, in pixels, of the dot that shows an agent at its position
 FONT = {"fontFamily": "inherit", "fontSize": 11, "color": GREY}
 TOOLTIP = {"renderMode": "richText", "confine": True, "textStyle": {"fontSize": 12}}
 LINE = "rgba(139,147,161,0.22)"
@@ -111,7 +111,8 @@ def _place(traffic: TrafficBins, at: float) -> str:
 def network(society: BusiestAgents) -> Options:
     """Return the options of a chart of the network of who sends messages to whom.
 
-    The colour of an agent shows the last value that `collect` recorded, or if there is none, its number of messages.
+    The colour of an agent shows the last value that `collect` recorded of it. If `collect` recorded nothing of any of
+    the agents, the colour shows how many messages the agent sent.
     """
     most = max((sent for _, sent in society.agents), default=1)
     heaviest = max((count for *_, count in society.edges), default=1)

@@ -26,10 +26,10 @@ from ray_messaging.model.columns import IdColumn, PayloadColumn
 from ray_messaging.model.fates import BLOCKED, FATES, SENT
 
 ASK_S = 20.0
-_LONGEST = 100_000  # the most characters of a text, or of a rule, that a page may send
+_LONGEST = 100_000  # a text or rule that a page sends may have at most this many characters
 PERIOD_S = 60.0  # the preview of a rule judges the messages of the last PERIOD_S seconds
-MOST = 5_000  # the most messages that are judged
-WIDTH = 10_000  # the most characters of a message that is judged
+MOST = 5_000  # the preview judges at most this many messages
+WIDTH = 10_000  # messages with more characters of payload are not judged
 _EXAMPLES = 8
 
 ReadRule = Callable[[str], Rule]
@@ -107,7 +107,7 @@ class LiveControl:
         return preview(self._messaging.log, self._messaging.exp_id, self._rule(spec))
 
     def insert_rule(self, spec: str, index: int | None, at_step: int | None) -> str:
-        """Insert a rule, under a name that no other rule has."""
+        """Insert a rule. If the name of the rule is taken, a number is appended to it."""
         rule = self._rule(spec)
         taken = {found["name"] for found in self._messaging.rules.list()}
         free = (f"{rule.name}_{number}" if number > 1 else rule.name for number in range(1, len(taken) + 2))
@@ -174,9 +174,9 @@ def _recipient(text: str) -> AgentId:
 
 
 def preview(log: EventLog, exp_id: str, rule: Rule) -> Preview:
-    """Return what a new rule would do with the last MOST messages of the last minute that passed all rules.
+    """Return what a new rule would do with messages of the last minute that passed all rules, at most the last MOST.
 
-    The rule does not judge broadcasts to an audience, and messages of more than WIDTH characters.
+    The rule judges neither broadcasts to an audience nor messages with more than WIDTH characters of payload.
 
     Raise LogError if the log is damaged.
     """
@@ -204,7 +204,7 @@ def preview(log: EventLog, exp_id: str, rule: Rule) -> Preview:
 def judged(rows: Iterable[Mapping[str, Any]], exp_id: str, rule: Rule) -> Iterable[tuple[Mapping[str, Any], Verdict]]:
     """Yield the rows that a rule would block, rewrite or label, with the rule's verdicts.
 
-    For a RateLimit, the time is not that of the clock, but the time at which the log's messages were sent.
+    A RateLimit does not use the current time, but the times at which the messages in the log were sent.
     """
     if isinstance(rule, RateLimit):
         moment = [0.0]

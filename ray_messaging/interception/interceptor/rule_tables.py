@@ -22,10 +22,10 @@ Key = Any  # an id, None, a str, or a tuple of these
 # The change of an entry. An int is added to the entry's value, which is a count. A list has the entry's new value, or
 # is empty if the entry was removed.
 Change = int | list[Any]
-# The name of a layer, which has the changes of a group's step that can still be undone. If the layer is saved, its name
-# is the group's name. If the layer belongs to a batch that has no answer yet, its name is the tuple (group,).
+# The name of a layer. A layer has the changes that a group's step made to entries, and that can still be undone. The
+# name is the group's name if the layer is saved, or the tuple (group,) if it belongs to a batch without an answer yet.
 Layer = str | tuple[str]
-_BASE = ""  # the layer of the changes that belong to no attempt at a step
+_BASE = ""  # the key, in place of a layer's name, of an entry's value without the changes of layers
 
 _encode = msgspec.json.Encoder().encode
 _decode = msgspec.json.Decoder().decode
@@ -54,13 +54,14 @@ class Table(MutableMapping[Key, V], Generic[V]):
         self._touched: set[Key] = set()
         self._cleared = False
         self.version = 0  # the number of changes so far
-        # While a batch of a step is judged: the entries that the batch changes, each with [the earlier value], or [] if
-        # there was none.
+        # While a batch of a step is judged: for each entry that the rule changes, [its earlier value], or [] if there
+        # was no entry. At other times: None.
         self._journal: dict[Key, list[Any]] | None = None
-        # For each entry with layers: its value without layers, then the changes of its layers.
+        # For each entry that layers change: under `_BASE`, [its value without these changes], or [] if there would be
+        # no entry without them. Then, under each layer's name, the layer's change.
         self._layers: dict[Key, dict[Layer, Change]] = {}
-        self._laid: dict[Layer, set[Key]] = {}  # the entries that each layer changes
-        self._unsaved: set[tuple[str, Key]] = set()  # (layer, key) of each change that the next write saves
+        self._laid: dict[Layer, set[Key]] = {}  # the keys of the entries that each layer changes
+        self._unsaved: set[tuple[str, Key]] = set()  # (layer, key) of each change that the next write saves or removes
 
     def __getitem__(self, key: Key) -> V:
         value = self._values[key]
@@ -136,7 +137,7 @@ class Table(MutableMapping[Key, V], Generic[V]):
         for key, before in journal.items():
             try:
                 change = _change(before, self._copy(key))
-            except RuleError:  # the value was changed in place after it was set, and cannot be saved any more
+            except RuleError:  # the rule changed the value in place, to one that cannot be saved
                 logger.exception("a rule keeps a value under %r that cannot be stored, so the value is left out", key)
                 continue
             if change is not None:
@@ -159,9 +160,8 @@ class Table(MutableMapping[Key, V], Generic[V]):
     def drop(self, layer: Layer) -> bool:
         """Undo the changes that a group made in the table; return whether there were any.
 
-        Args: `layer` says which changes to undo. The name of a group stands for the group's changes by batches on which
-        all verdicts are known. The tuple (name,) stands for the changes by the batch on which some verdicts are still
-        missing.
+        Args: `layer` says which changes to undo. A group's name means the changes for the group's batches on which all
+        verdicts are known. The tuple (name,) means the changes for its one batch on which some verdicts are missing.
         """
         keys = self._laid.pop(layer, ())
         for key in keys:
@@ -185,8 +185,8 @@ class Table(MutableMapping[Key, V], Generic[V]):
     def _make_final(self, key: Key, layers: dict[Layer, Change], of: list[Layer]) -> None:
         """Make the changes that some groups made to an entry final, so that they cannot be undone any more.
 
-        Args: `layers` has the entry's final value and its changes, by layer; each group has layers of its own. `of`
-        names the layers whose changes become final, in this order.
+        Args: `layers` is the item of `_layers` for this entry. `of` names the layers whose changes become final, in
+        this order.
         """
         for layer in of:
             layers[_BASE] = _joined(layers[_BASE], layers.pop(layer))
@@ -214,7 +214,8 @@ class Table(MutableMapping[Key, V], Generic[V]):
     def _begin_change(self, key: Key, after: list[Any]) -> None:
         """Record a change of an entry before it is made, so that it can be undone if a group runs its step again.
 
-        Between `begin_layer` and `end_layer`, the entry's earlier value is recorded. Any other change cannot be undone.
+        Between `begin_layer` and `end_layer`, the entry's earlier value is recorded. A change at any other time cannot
+        be undone.
 
         Args: `after` has the entry's new value, or is empty if the entry is to be removed.
         """
@@ -269,7 +270,7 @@ class Table(MutableMapping[Key, V], Generic[V]):
             if isinstance(found, list) and found:
                 try:
                     put[_encode(key)] = _encode(found[0])
-                # The value was changed in place after it was set, so it is left out; the other entries are saved.
+                # The rule changed the value in place, to one that cannot be saved. The other entries are saved.
                 except Exception:
                     logger.exception(
                         "a rule keeps a value under %r that cannot be stored, so the value is left out", key

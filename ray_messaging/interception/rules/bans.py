@@ -26,7 +26,8 @@ class Ban(Rule):
 
     A violation is a message that `check` blocks. Violations are counted for each key. Subclasses decide whether a key
     is a sender, or a pair of sender and receiver. A key with `after` violations is banned: its further messages are
-    blocked. A `check` that keeps a state does not get them. Violations by the user are blocked, but not counted.
+    blocked, and `check` does not get them. Only a `check` without a state may still get those in the batch in which the
+    ban begins. Violations by the user are blocked, but not counted.
 
     If `check` raises an error on a message, the message is no violation. It is still blocked, unless `on_error` of
     `check` or of this rule is "allow".
@@ -35,7 +36,7 @@ class Ban(Rule):
     """
 
     state: Table[Any]
-    _of_pairs = False  # whether a key is a pair of sender and recipient
+    _of_pairs = False  # whether a key is a pair of sender and receiver
 
     def __init__(self, check: Rule, after: int, name: str) -> None:
         if isinstance(check, SlowRule) or not isinstance(check, Rule):
@@ -79,7 +80,7 @@ class Ban(Rule):
 
     @contextmanager
     def _in_context(self) -> Iterator[None]:
-        """Give the rule `check` the interceptor as `context` for one call, and copy its changed state afterwards."""
+        """Set `context` of the rule `check` for one call, and copy the changed state of `check` afterwards."""
         # The check has a context only during a call, because a removed rule must be pickled without a context.
         self.inner.context = self.context
         try:
@@ -230,7 +231,7 @@ class Ban(Rule):
         return self.inner.counts_blocked
 
     def room(self, senders: Sequence[AgentId | None]) -> Sequence[int]:
-        """Return, for each sender, after how many more blocked messages `check` may judge the sender differently."""
+        """Return, for each sender, how many more of its messages must be blocked before `check` may judge otherwise."""
         with self._in_context():
             return self.inner.room(senders)
 
@@ -304,7 +305,7 @@ class EdgeBan(Ban):
     def pair_check(self) -> PairCheck | None:
         """Return a check that blocks broadcasts to those hearers to whom the sender may not write any more.
 
-        Return None if the rule sees a broadcast as one message for each hearer, because it then needs no such check.
+        Return None if the rule gets a broadcast as one message for each hearer: it then blocks these messages itself.
         """
         if self.judges_broadcasts == "pair":
             return None

@@ -40,8 +40,9 @@ _FORMATS: tuple[dict[str, Any], ...] = (
 )
 
 _REASON_CHARS = 500
-# Limits on the search for a verdict in an answer, because other messages wait during the search: the most characters,
-# and the most braces that begin no JSON object. An answer that exceeds a limit counts as one without a verdict.
+# Limits on the search for a verdict in an answer, because other messages wait during the search: how many characters
+# the answer may have, and how many braces that begin no JSON object. An answer above a limit counts as one without a
+# verdict.
 _ANSWER_CHARS, _ATTEMPTS = 20_000, 50
 
 _SYSTEM = """You moderate messages between agents. Judge each by this policy:
@@ -110,7 +111,7 @@ class Endpoint:
     async def _opened(self) -> Any:  # noqa: ANN401 - openai is optional
         async with self._opening:
             if self._client is None:
-                # This runs in a thread, because the import takes a second, and would hold up other messages.
+                # `_open` runs in a thread, because its import takes a second, and would hold up other messages.
                 self._client = await asyncio.to_thread(self._open)
             return self._client
 
@@ -260,11 +261,11 @@ class OpenAIModerator(Moderator):
             process that applies the rule. Your own endpoint may need no key.
         show: a function that returns what the model sees of a message, as text or JSON; by default the payload.
         options: further fields of each request, such as `{"max_tokens": 200, "seed": 1}`.
-        timeout_s: the most seconds for one message, retries included.
-        concurrency: the most requests at a time.
+        timeout_s: the time limit for one message, in seconds, retries included.
+        concurrency: how many requests run at the same time at most.
         cache: how many verdicts to keep; 0: none.
         on_error: the verdict after an error or a timeout: "block" or "allow".
-        retries: the most further tries of the openai client after a failed request.
+        retries: how often the openai client repeats a failed request at most.
         name: the rule's name.
 
     Raises: RuleError if an argument is not valid; ConfigError if the openai package is not installed.

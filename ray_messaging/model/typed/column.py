@@ -100,7 +100,7 @@ class NumberColumn(msgspec.Struct, eq=False):
         return NumberColumn(values)
 
     def _fitting(self, name: str, value: Any, row: int) -> Any:  # noqa: ANN401 - decoded JSON
-        """Convert a value that was decoded from JSON to the column's type. In a column of floats, None becomes NaN.
+        """Check that a decoded JSON value fits the column, and return it. In a column of floats, None becomes NaN.
 
         Raises: InvalidColumns if the value does not fit.
         """

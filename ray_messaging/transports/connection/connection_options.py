@@ -112,7 +112,7 @@ def tls_trouble(error: BaseException, config: RedisConfig) -> str | None:
 
 def _ssl_error(error: BaseException | None) -> ssl.SSLError | None:
     """Return the TLS error in the chain of an error's causes, or None."""
-    for _ in range(8):  # an error may be its own cause through others, so the chain is followed 8 times at most
+    for _ in range(8):  # at most 8 errors are looked at, because the chain of causes may be a cycle
         if error is None or isinstance(error, ssl.SSLError):
             return error
         error = error.__cause__ or error.__context__
