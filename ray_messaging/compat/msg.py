@@ -24,7 +24,7 @@ _KEYS = frozenset(("__module__", "__name__", *_FIELDS))
 # The dict of a Msg names AgentScope's module, because AgentScope's `from_dict` and `deserialize` accept no other.
 _AGENTSCOPE = "agentscope.message.msg"
 _WRITERS = tuple((module, "Msg") for module in (_AGENTSCOPE, "agentscope.message", __name__, "ray_messaging"))
-_SHOWN = 10  # the most keys that an error names
+_SHOWN = 10  # an error names at most this many keys
 _FIRST_COLOR, _COLORS, _PLAIN = 90, 8, "\x1b[0m"
 
 
@@ -139,7 +139,7 @@ class Msg:
                 value=writer,
             )
         if cls is Msg:
-            made = cls.__new__(cls)  # __init__ would take four times as long, for an id and a time that are not used
+            made = cls.__new__(cls)  # __init__ takes four times as long, and makes an id and a time that are not needed
             fields = {f"_{key}": serialized_dict[key] for key in _FIELDS}
             made.__dict__.update(fields, _role=_checked_role(fields["_role"]))
             return made

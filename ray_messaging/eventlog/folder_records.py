@@ -353,7 +353,7 @@ def claim(folder: "Folder", writer: str, experiment: str) -> None:
 def note_missing(folder: "Folder", writer: str, text: str) -> None:
     """Add a description of missing rows to the account, unless the account has it or names another owner.
 
-    The caller must have locked the folder. Raises OSError if the account cannot be written.
+    The caller must have locked the folder. Raises OSError if the account cannot be written, LogError if it is damaged.
     """
     account = read_account(folder)
     if text not in account.missing and account.belongs_to(writer):
@@ -363,7 +363,7 @@ def note_missing(folder: "Folder", writer: str, text: str) -> None:
 def forget_missing(folder: "Folder") -> None:
     """Remove all descriptions of missing rows from the folder's account, because the log's files are removed.
 
-    Raises OSError if the account cannot be written.
+    Raises OSError if the account cannot be written, LogError if it is damaged.
     """
     _change(folder, read_account(folder), missing=())
 
@@ -387,7 +387,10 @@ def collected_names(folder: "Folder") -> list[str]:
 
 
 def note_collected(folder: "Folder", name: str) -> None:
-    """Add the name of a written file of collected data to the record COLLECTED. Raises OSError if that fails."""
+    """Add the name of a written file of collected data to the record COLLECTED.
+
+    Raises OSError if the record cannot be written, LogError if it is damaged.
+    """
     names = [*dict.fromkeys([*collected_names(folder), name])]
     folder.write_file(COLLECTED, msgspec.json.format(msgspec.json.encode(names), indent=2) + b"\n")
 

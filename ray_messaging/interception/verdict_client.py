@@ -42,7 +42,7 @@ T = TypeVar("T")
 
 _GLANCE_S = 0.2  # the longest wait until an actor answers whether its server is lost
 _ADDRESS_S = 5.0  # the longest wait until an actor sends the address of its lane, if a lane was open before
-_CALLS = 256  # the most concurrent `forward` calls to a foreign actor
+_CALLS = 256  # at most this many `forward` calls to a foreign actor run at the same time
 # Ray's error for an actor that will not come back. It is given by name, because this file does not import Ray.
 _GONE = {"ActorDiedError"}
 # Ray's error for an exception in the code of a foreign actor. Asking again would not help.
@@ -55,7 +55,7 @@ class VerdictClient:
     route: str
 
     async def judge(self, batch: Batch) -> BatchVerdict:
-        """Return the verdicts on a batch. A repeated batch gets the same verdicts. The caller must not change them.
+        """Return the verdicts on a batch. The caller must not change the verdicts.
 
         Raises: InterceptorUnavailable if there is no answer in time, Closed if the experiment has ended, FrameError if
         the answer is not valid.
@@ -87,7 +87,7 @@ class VerdictClient:
 
         A later call of `judge` then gets valid verdicts.
 
-        Args: `successor` says that another interceptor has taken over. Then the client must also end its connection to
+        Args: with `successor`, another interceptor has taken over, and this client must also close its connection to
         the earlier interceptor.
         """
         await self.close()
@@ -175,7 +175,7 @@ class LocalVerdictClient(VerdictClient):
 
     async def pass_whole(self, broadcasts: Batch) -> BatchVerdict | None:
         """Return a verdict that lets broadcasts pass to all their hearers; None if rules must judge the broadcasts."""
-        # This call, with an empty batch, makes the interceptor use the rules of the batch's step.
+        # Judging an empty batch makes the interceptor use the rules of the step of `broadcasts`.
         await self.judge(broadcasts.take(np.zeros(0, np.intp)))
         return None if self._interceptor.rules.each else await self.judge(broadcasts)
 
@@ -263,7 +263,7 @@ class RemoteVerdictClient(VerdictClient):
         return self._delegated_rules is not None and self._delegated_rules.empty
 
     async def judge(self, batch: Batch) -> BatchVerdict:
-        """Return the verdicts on a batch. A repeated batch gets the same verdicts."""
+        """Return the verdicts on a batch. The interceptor gives the same verdicts on a repeated batch."""
         if self._delegated_rules is not None and batch.rows:  # `pass_whole` sends an empty batch to the interceptor
             passed = self._delegated_rules.judge(batch)
             if passed is not None:
@@ -320,8 +320,8 @@ class RemoteVerdictClient(VerdictClient):
     async def _ask(self, request: bytes, *, patient: bool) -> bytes:
         """Return the interceptor's answer to a request; raise Closed if the experiment has ended.
 
-        Args: `patient` says that the request is about rows that wait for slow rules. The interceptor may then answer up
-        to PATIENCE_S seconds later.
+        Args: with `patient`, the request is about rows that wait for slow rules. The interceptor may then answer up to
+        PATIENCE_S seconds later.
         """
         lane = self._lane
         limit_s = self._timeout_s + (PATIENCE_S if patient else 0.0)
@@ -345,7 +345,7 @@ class RemoteVerdictClient(VerdictClient):
         """Ask over a new connection to the interceptor, or by a Ray call if no connection can be opened."""
         if asyncio.get_running_loop().time() < self._by_ray_until:
             return bytes(await self._handle.forward_batch.remote(request, patient, **self._options))
-        async with self._opening:  # several requests may find at the same time that the lane is lost
+        async with self._opening:  # of all requests that have lost the lane, only one opens a new lane
             lane = self._lane if self._lane is not None else await self._open()
         if lane is None:
             return bytes(await self._handle.forward_batch.remote(request, patient, **self._options))
@@ -429,7 +429,10 @@ class ForeignVerdictClient(VerdictClient):
         self._timeout_s = timeout_s
 
     async def judge(self, batch: Batch) -> BatchVerdict:
-        """Return verdicts that block the messages that `forward` refuses. It is called once for each message."""
+        """Return verdicts that block the messages that `forward` refuses.
+
+        `forward` is called for each message that has a from_id and a to_id.
+        """
         from_ids, to_ids = batch.from_ids.tolist(), batch.to_ids.tolist()
         rows = [row for row in range(len(batch)) if from_ids[row] is not None and to_ids[row] is not None]
         answers: list[bytes] = []

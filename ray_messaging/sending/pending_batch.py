@@ -46,7 +46,7 @@ class Questions(NamedTuple):
 
 
 class Replies(NamedTuple):
-    """Kind of rows: answers for the mailbox that has asked. With `failed`, they report failures of handlers."""
+    """Kind of rows: answers, which are sent to `mailbox`. With `failed`, the answers report failures of handlers."""
 
     mailbox: str
     failed: bool = False
@@ -138,7 +138,7 @@ def caused_by_one(cause: str | None, rows: int) -> Extension | None:
 
 
 class BulkWaiter(NamedTuple):
-    """The future for the receipts of a bulk send's rows in one batch: the rows from `low` to before `high`.
+    """A bulk send's rows in one batch, from `low` to before `high`, and the future of their receipts.
 
     `call_row` is the number that row `low` has in the bulk send.
     """
@@ -151,7 +151,7 @@ class BulkWaiter(NamedTuple):
 
 def _new_future() -> "asyncio.Future[Receipts]":
     future: asyncio.Future[Receipts] = asyncio.get_running_loop().create_future()
-    # If the caller was cancelled, nobody else reads the error.
+    # asyncio warns about an error that nobody reads, and a cancelled caller reads none. So the error is read here.
     future.add_done_callback(lambda done: done.cancelled() or done.exception())
     return future
 
@@ -299,7 +299,7 @@ class PendingBatch(msgspec.Struct, eq=False):
             self.parts = [joined_batches(self.parts)]  # joining copies the payloads, so the parts can be dropped
         [batch] = self.parts
         batch.sender, batch.epoch, batch.first, batch.step, batch.frame = sender, epoch, first, self.step, None
-        batch.labels, batch.noted = {}, None  # another process may have set these fields, but only this one may
+        batch.labels, batch.noted = {}, None  # only this process may set these, so what another has set is dropped
         return batch if self.conversation is None else self.conversation.extend(batch)
 
 
@@ -356,7 +356,7 @@ class TransactionBatch(PendingBatch, eq=False):
 
 
 def _once(lines: Sequence[bytes]) -> PayloadColumn:
-    """Build a column that has each payload only once, even if several rows share the same bytes object."""
+    """Build a column that stores a bytes object only once if several rows share it."""
     places: dict[int, int] = {}
     index = [places.setdefault(id(line), len(places)) for line in lines]
     found = dict(zip(map(id, lines), lines, strict=True))

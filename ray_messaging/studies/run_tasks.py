@@ -88,7 +88,10 @@ class RunTemplate:
     whole_cluster: bool = False  # whether the groups of each run are Ray actors on the whole cluster
 
     def functions(self) -> dict[str, tuple[Callable[..., Any], int]]:
-        """Return, by argument, each function that may take parameters by name, and how many positional ones it gets."""
+        """Return, by argument, each function that may take parameters by name.
+
+        Each function comes with its number of positional arguments.
+        """
         found = {name: (each, 2) for name, each in functions_in("model", self.model)}
         if self.start is not None:
             found |= {name: (each, 1) for name, each in functions_in("start", self.start)}

@@ -80,7 +80,7 @@ def kind_of(column: pa.DataType) -> str | None:
 def joined_schema(schemas: Sequence[pa.Schema]) -> pa.Schema:
     """Return one schema for the collected values of several runs. The columns of steps and of agents come first.
 
-    A column of ints and floats becomes floats.
+    A column with ints in some runs and floats in others becomes floats.
     """
     joined = pa.unify_schemas([schema.remove_metadata() for schema in schemas], promote_options="permissive")
     first = [name for name in TAKEN if name in joined.names]

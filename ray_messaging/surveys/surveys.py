@@ -54,7 +54,7 @@ class AsyncSurvey:
     def _begin(self) -> None:
         self.tally = Tally(self.record.agents, self.model)
         self._last: str | None = None  # the last mailbox entry whose answers count; None: the survey has not ended
-        self._known: set[str] = set()  # the names of the records that were read
+        self._known: set[str] = set()  # the names of the survey's stored parts that were read: its questions, its end
         # For each batch of questions, the time, by the monotonic clock, until which to wait for answers.
         self._ends: list[float] = []
         self._read_to = START.entry
@@ -218,7 +218,7 @@ async def open_mailbox(engine: Engine, mailbox: str, messages: int) -> Listening
 
 
 def questions(engine: Engine, mailbox: str, chunk: ColumnChunk, subtopic: str) -> PendingBatch:
-    """Return a batch of questions made from columns. The answers go to the mailbox."""
+    """Return a batch of questions made from columns. The answers go to `mailbox`."""
     [batch] = batches_of_columns([chunk], subtopic, engine.step)
     kind = Questions(mailbox, lambda *_: None)
     return PendingBatch.of(batch, ConversationRows(kind))

@@ -30,15 +30,15 @@ class LargeFrames:
     def __init__(self, link: RedisLink, keys: Keys) -> None:
         self._link = link
         self._keys = keys
-        # On a cluster this way cannot be used: the script renames a mailbox's stream for the transaction, but while a
-        # slot is being migrated, no new key can be created in the slot.
+        # Not on a cluster: the script renames a mailbox's stream for the transaction, but in a slot that is being
+        # migrated no key can get a new name.
         self._able = not link.config.cluster
 
     def takes(self, request: SendRequest) -> bool:
         """Return whether `write` can carry out this send.
 
-        It can if the server allows it, all frames are large and for different mailboxes, and the send does not also
-        commit what its sender has received.
+        It can if the server allows it, if all frames are large, plain (see `_is_large`) and for different mailboxes,
+        and if the send does not also commit what its sender has received.
         """
         writes = request.writes
         if not self._able or not self._link.transacts or request.conclusion is not None:
@@ -48,8 +48,8 @@ class LargeFrames:
     async def write(self, writes: Sequence[FrameWrite], keys: Sequence[str], head: Sequence[Any]) -> list[int] | None:
         """Write large frames by XADD in one transaction, all or none of them. A script would copy and hash each frame.
 
-        Return the reply that the script `send` would give. If the server does not allow the transaction, write nothing
-        and return None; then the caller must use `send`.
+        Return the reply that the script `send` would give. If the server does not accept the frames in this way, write
+        nothing and return None. Then the caller must use `send`.
 
         Args: `keys` are the keys of a call of script `send`, and `head` are its arguments before the frames.
         Raises: the errors of `RedisLink.transaction`.

@@ -32,9 +32,10 @@ Rows = NDArray[np.intp]
 class RequeueOutcome(NamedTuple):
     """The outcome for one dead letter.
 
-    `messages` is how many of its messages are in a mailbox again, `left` how many stay dead, and `why` the reason.
+    `messages` is how many of the letter's messages are in a mailbox again, and `left` is how many stay dead. `why` is
+    the reason if not all messages are in a mailbox again.
 
-    `full` says that a mailbox was full, or that the event log was behind, so that later letters must wait too.
+    `full` is true if a mailbox was full, or if the event log was behind. Then later letters must wait, too.
     """
 
     messages: int
@@ -61,9 +62,10 @@ class Requeueing:
     def __init__(self, store: RedisDeadLetters, exp_id: str) -> None:
         self._store = store
         self._exp_id = exp_id
-        # The directory as this process has read it, until the server says that it has changed.
+        # The mailboxes that this process has read from the directory; None: they must be read (again).
         self._listeners: Listeners | None = None
-        # The last result of `_routing_for`, after a key. A letter with an equal key has the same routes.
+        # A key of the last letter, and the result of `_routing_for` for this letter. Letters with equal keys have the
+        # same routes.
         self._routing: tuple[tuple[object, ...], Routes, Routes] | None = None
 
     async def requeue(self, letter: DeadFrame) -> RequeueOutcome:
@@ -125,7 +127,7 @@ class Requeueing:
         return found, np.sort(np.concatenate(nobody))
 
     def _routing_for(self, letter: DeadFrame, listeners: Listeners) -> tuple[Routes, Routes]:
-        """Return routes to the mailboxes that may get a letter's messages, and to those that may have had them before.
+        """Return routes to the mailboxes that may get a letter's messages, and to those that may already have got them.
 
         Most letters of one mailbox have the same routes. So the result is kept, and is used again for the next letter.
         """
@@ -172,10 +174,10 @@ def _counts(record: MailboxRecord, letter: DeadFrame, listeners: Listeners) -> i
     if letter.born is None:
         return _NONE
     born, since = listeners.born.get(record.mailbox, (0, 0))
-    if born > letter.born or since > _number(letter.entry):  # the mailbox was created after the letter's frame was sent
+    if born > letter.born or since > _number(letter.entry):  # `record`'s mailbox is newer than the letter's frame
         return _WHOLE
-    # If each of the two mailboxes hosts its agents exclusively, an agent of the letter was in the letter's mailbox when
-    # the frame was sent, and not in this one.
+    # If both mailboxes host their agents exclusively, only the letter's mailbox hosted the letter's recipients when the
+    # frame was sent. So `record`'s mailbox got no copy on account of the agents that it hosts.
     return _CLAIMS if record.exclusive and letter.exclusive else _NONE
 
 
@@ -186,9 +188,9 @@ def _number(entry: str) -> float:
 
 
 def frames_of(record: MailboxRecord, batch: Batch, rows: Rows, *, logged: bool) -> list[Returned]:
-    """Encode rows as frames that are not too large for a mailbox.
+    """Encode rows of a batch as frames that are not too large for a mailbox. A single row may still be too large.
 
-    `logged` says that the event log has the rows already.
+    With `logged`, the event log has the rows already, and does not take them from these frames.
     """
     if not len(rows):
         return []

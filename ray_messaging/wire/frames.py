@@ -50,7 +50,7 @@ try:  # isal computes CRC-32 by special instructions of the processor, in a tent
 except ImportError:  # If isal does not exist for this machine, the standard library computes the same checksum.
     from zlib import crc32
 
-FOREIGN_SENDER = "foreign-"  # followed by a mailbox's name, this is the sender of foreign clients' messages
+FOREIGN_SENDER = "foreign-"  # foreign clients' messages get as their sender this prefix and a mailbox's name
 MAGIC, VERSION = b"RM", 4
 _PREFIX = Packer("<2sBxII")
 _ALIGNMENT = 8  # typed columns begin at a multiple of this many bytes from the start of the frame
@@ -69,10 +69,10 @@ _ABSENT = (None,) * len(_FLAGS)
 _NO_COLUMNS = [None] * len(_OPTIONAL)
 _NO_EXTENSION = Extension()
 
-# Flags of the header. They say that the frame has an extension; which optional columns it has, in their order; that its
-# payloads are typed columns; that its ids are int32, as only frames with typed columns and frames of steps may have;
-# that its rows stand for pairs of sender and hearer (a fold); that it has causes; that it has more topics than uint16
-# can number.
+# Flags of the header. _EXTENSION: the frame has an extension. _DELIVER to _EXPECTS, _CAUSE_NUMBERS, _CAUSE_PLACES: the
+# frame has this column of an extension. _TYPED: the payloads are typed columns. _SMALL_IDS: the ids are int32, which is
+# used only in frames with typed columns and in frames of steps. _FOLD: each row stands for pairs of sender and hearer.
+# _WIDE_TOPICS: the frame has more topics than uint16 can number.
 (
     _EXTENSION, _DELIVER, _ORDINAL, _REPLY_NUMBERS, _REPLY_PLACES, _EXPECTS, _TYPED, _SMALL_IDS, _FOLD,
     _CAUSE_NUMBERS, _CAUSE_PLACES, _WIDE_TOPICS
@@ -132,7 +132,7 @@ class Header(msgspec.Struct, array_like=True, frozen=True):
     fold: tuple[bytes, _Number, bytes] | None = None
     # OpenTelemetry's context of the span in which the batch was sent; b"" if the batch is not traced.
     trace: bytes = b""
-    # Each item has a row, and the handlers that wait for the answer to the question in the row.
+    # For each question: the number of its row, and the handlers that wait for its answer.
     behind: tuple[tuple[_Number, tuple[_InHand, ...]], ...] = ()
     failed: bool = False
     cause_texts: tuple[str, ...] = ()
@@ -156,7 +156,7 @@ def encode(batch: Batch, *, with_payload: bool = True) -> bytes:
         None if lines is None else lines.index,
         np.array([*map(len, lines.list)], "<u4") if lines is not None and lines.raw else None,
     )
-    # A single message has none of these columns, and for a single message time matters most.
+    # A single message whose ids are ints has none of these columns, and for a single message time matters most.
     if not all(map(is_, optional, _ABSENT)):
         for flag, column in zip(_FLAGS, optional, strict=True):
             if column is not None:
@@ -271,7 +271,7 @@ def _extension_columns(extension: Extension) -> tuple[int, list[memoryview]]:
 class _FrameReader(msgspec.Struct):
     """Reader that returns a frame's columns one after the other, and never reads beyond the frame's end.
 
-    `checked` says that another process has decoded the frame already, so that its values need no check.
+    With `checked`, another process has decoded the frame already, so the frame's values need no check.
     """
 
     frame: bytes
@@ -286,7 +286,7 @@ class _FrameReader(msgspec.Struct):
         return np.frombuffer(self.cut(count * dtype.itemsize), dtype)
 
     def aligned_column(self, dtype: Any, rows: int) -> Any:  # noqa: ANN401 - numpy's dtype and array
-        """Return the next column that begins at a multiple of 8 bytes."""
+        """Skip the bytes up to the next multiple of 8 in the frame, and return the column that begins there."""
         self.at += -self.at % _ALIGNMENT
         return self.column(dtype, rows)
 
@@ -392,7 +392,8 @@ def _decode_columns(header: Header, reader: _FrameReader) -> Batch:
     size = header.rows * (_I4 if small else _I8).itemsize
     from_values, to_values = reader.cut(size), b"" if folded else reader.cut(size)
     extension = _extension(header, reader) if header.flags & _EXTENSION else None
-    # A frame with a single message, for which time matters most, has none of these columns, so the call is skipped.
+    # A frame with a single message, for which time matters most, has no optional columns if both ids are ints. Then
+    # `_columns` is not called.
     known = _WIDE_OPTIONAL if header.flags & _WIDE_TOPICS else _OPTIONAL
     found = _columns(header, reader, known) if header.flags & (_EXTENSION - 1) else _NO_COLUMNS
     numbers, from_kinds, to_kinds, topic, steps, times, index = found
@@ -470,7 +471,7 @@ def _message_ids(
 
 
 def _largest(column: NDArray[Any]) -> int:
-    """Return the largest value of a column, or 0 if there are no rows.
+    """Return the largest value of a column; return 0 if there are no rows, or several rows that are all below 0.
 
     For a single row, `item` takes a sixth of the time of `max`.
     """
@@ -478,7 +479,7 @@ def _largest(column: NDArray[Any]) -> int:
 
 
 def _smallest(column: NDArray[Any]) -> int:
-    """Return the smallest value of a column, or 0 if there are no rows."""
+    """Return the smallest value of a column; return 0 if there are no rows, or several rows that are all above 0."""
     return int(column.item(0)) if len(column) == 1 else int(column.min(initial=0))
 
 

@@ -171,7 +171,7 @@ def run(
             early, on a copy of its state, once this agent, and all agents with an edge to it in `graph`, have ended the
             step before. Only the results of the calls that the agent makes early through `me.remember` are kept. Later
             the agent runs the step itself as always, and uses these results.
-        ahead: With wait_for="neighbours", the most steps by which an agent may run ahead of the current step.
+        ahead: With wait_for="neighbours", how many steps, at most, an agent may run ahead of the current step.
 
     Raises: StepFailed if the model raises an exception; ConfigError for invalid arguments, RuleError for invalid rules;
     StepTooLarge if a group gets more messages in a step than it can read; AlreadyExists if the folder has a log;
@@ -217,8 +217,8 @@ class Part(NamedTuple):
     end: bytes | None = None
 
 
-# A `Pace` is a function that decides when the steps of a run are run. It gets another function, which runs all steps
-# before a given step. The `Pace` returns the results of the groups, and the step before which the run was to end.
+# A `Pace` is a function that decides when the steps of a run are run. Its argument is a function that runs all steps
+# before a given step. A `Pace` returns the results of the groups, and the step before which the run was planned to end.
 Pace = Callable[[Callable[..., Awaitable[Sequence[GroupResult]]]], Awaitable[tuple[Sequence[GroupResult], int]]]
 
 
@@ -248,9 +248,9 @@ def planned_part(
     Args: `beginning` is an encoded `Beginning`, the state of an earlier run, from which this run goes on (None: it
     begins with step 0). With `keep`, the `Part` has an `end`, from which other runs can go on. No other run may use
     `server` at the same time, because the run deletes what an earlier run left there (None: the run starts a server).
-    `log` says where the run keeps a log (None: nowhere); a run with a `beginning` cannot have a log. `ahead` is the
-    most steps by which agents may run ahead of the current step. `pace` decides when the steps run (None: one after the
-    other, without a pause).
+    `log` says where the run keeps a log (None: nowhere); a run with a `beginning` cannot have a log. `ahead` is how
+    many steps, at most, agents may run ahead of the current step. `pace` decides when the steps run (None: one after
+    the other, without a pause).
     Raises: the same errors as `run`; ConfigError if the groups are not those of the `beginning`.
     """
     check_run(model, options)
@@ -298,7 +298,7 @@ def _copy(name: str, value: T) -> T:
     try:
         return deepcopy(value)
     except Exception:  # noqa: BLE001 - the object's own code may raise any error
-        # cloudpickle can copy more than pickle, such as modules.
+        # cloudpickle can copy objects that deepcopy cannot copy, such as modules.
         found: T = pickle.loads(sent(name, value, dumped))  # noqa: S301 - made here
         return found
 
@@ -494,9 +494,10 @@ async def _run_until(
     resumed: bool,
     is_beginning: bool,
 ) -> tuple[Sequence[GroupResult], int]:
-    """Run the groups from a step on until `ending`; return their results, and the step before which the run was to end.
+    """Run the groups from a step on until `ending`.
 
-    The run stops earlier than it was to end only if the budget of calls through `me.remember` is spent.
+    Return the groups' results, and the step before which `ending` ends the run. If the budget of calls through
+    `me.remember` is spent, the run stops earlier.
 
     Args: `step` is the first step to run. `go_on` runs all steps before a given step. `series` returns what was
     collected before `step`. With `resumed`, an earlier process has run the steps before `step`. With `is_beginning`,
@@ -539,7 +540,7 @@ def _later_digests(groups: int, ending: Ending, limits: Calls | None, settings: 
 
 
 async def _judged(store: "RedisSteps", last: range) -> tuple[dict[int, str], Mapping[str, int]]:
-    """Return the digests of the steps numbered `last`, by step, and how rules for whole steps changed messages' fates.
+    """Return the digests of the steps in `last`, by step, and how rules for whole steps changed the fates of messages.
 
     The second dict has, for each fate such as "delivered", how many more messages (or fewer, if negative) have this
     fate because of such rules, over all steps up to the last one.

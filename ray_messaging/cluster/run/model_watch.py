@@ -22,7 +22,7 @@ from ray_messaging.cluster.run.content_digest import content_digest
 logger = logging.getLogger(__name__)
 
 _SHARE: Final = 100  # the checks take at most 1/_SHARE of a run's time
-_FUNCTIONS: Final = 200  # the most functions that are searched for the objects that a model uses
+_FUNCTIONS: Final = 200  # at most this many functions are searched for objects that a model uses
 _FIRST_STEPS: Final = 20
 _MT_BYTES: Final = 625 * 4
 _PAGE: Final = "(docs/repeatability.md)"
@@ -146,9 +146,10 @@ def _drawn() -> dict[str, object]:
 
 
 def _named(model: object) -> dict[str, object]:
-    """Return, by name, the objects that a model and the functions that it calls use from globals and closures.
+    """Return, by name, the objects in globals and closures that a model, and the functions that it calls, use.
 
-    The objects of methods and objects with `__call__` are among them. Functions, modules and classes are left out.
+    Objects with `__call__`, and objects to which methods are bound, are included. Functions, modules and classes are
+    left out.
     """
     found: dict[str, object] = {}
     left, seen = [*model.values()] if isinstance(model, Mapping) else [model], set[int]()
@@ -169,8 +170,8 @@ def _named(model: object) -> dict[str, object]:
 def _function_of(model: Any, found: dict[str, object]) -> FunctionType | None:  # noqa: ANN401 - what can be called
     """Return the Python function that runs when `model` is called, or None if there is none.
 
-    If `model` is a method, the object of the method is added to `found`. If `model` is an object with `__call__`, it is
-    added itself.
+    If `model` is a method, add the object to which it is bound to `found`. If `model` is an object with `__call__`, add
+    `model` itself.
     """
     while issubclass(type(model), partial | MethodType):
         if issubclass(type(model), MethodType):

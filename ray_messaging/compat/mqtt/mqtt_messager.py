@@ -124,7 +124,7 @@ class Messager(metaclass=_ActorClass):
     # -- connecting -----------------------------------------------------------------------------------------------
 
     async def connect(self) -> None:
-        """Connect; a second call is harmless. After `disconnect`, subscribe and start listening again as well.
+        """Connect; a second call is harmless. After `disconnect`, the caller must also subscribe and listen again.
 
         Raises: ConnectionFailed if the first try fails, within 5 s; ServerRefused if the broker refuses the login.
         """

@@ -23,8 +23,8 @@ _MERGE_ROWS = 1_000_000
 # A sample consists of this many slices of the log, because the newest rows alone may all have one sender.
 _SLICES = 8
 BUSIEST = 10
-BINS = 120  # the most intervals of time in which `stats` counts rows
-GROUPS = 16  # the most groups in the matrix of `stats`; others are counted together, as OTHERS
+BINS = 120  # `stats` counts rows in at most this many intervals of time
+GROUPS = 16  # the matrix of `stats` has at most this many rows and columns, OTHERS included
 OTHERS = "(others)"
 _GROUPINGS = (("fate",), ("rule", "fate"), ("from_id",), ("to_id",), ("sender", "mailbox", "fate"), ("bin", "fate"))
 
@@ -77,7 +77,7 @@ def _with_units(part: pa.Table) -> pa.Table:
 def counts(
     view: View, filters: Sequence[Filters], groupings: Sequence[Sequence[str]], derive: Derive
 ) -> list[pa.Table]:
-    """Count the rows that match the filters, by each of several sets of columns, in one pass.
+    """Count the rows that match the filters, by each of several sets of columns, in one pass for each filter.
 
     Return a table of counts for each set. A row that matches several of the filters is counted several times.
 

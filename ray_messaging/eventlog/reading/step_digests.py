@@ -169,7 +169,7 @@ def first_difference(mine: Iterable[pa.Table], theirs: Iterable[pa.Table]) -> Di
     """Return the first difference between the rows of two logs, whose pages are given; None if the logs are equal.
 
     The messages of each agent are compared: their payloads, recipients, topics, order, fates and labels, and the rules
-    that blocked messages. Message ids are not compared.
+    that blocked messages. Message ids, and messages from outside of steps, are not compared.
 
     Raises: ConfigError if neither log has messages of steps.
     """
@@ -251,7 +251,7 @@ def _messages(own: pa.Table) -> Iterator[_Message]:
 
 
 def _last(part: pa.Table, before: _Message) -> _Message:
-    """Return the last message in some rows that a group sent, or `before` if there is none."""
+    """Return the last message in `part` that a group sent, or `before` if there is none."""
     own = part.filter(pa.array(part["ordinal"].to_numpy() < FIRST_OUTSIDE))
     return next(_messages(own.slice(len(own) - 1))) if len(own) else before
 
@@ -335,7 +335,7 @@ def _asked(message_id: str) -> tuple[str, str]:
 
 
 def _place(row: LogRow) -> tuple[Any, ...]:
-    """Return the key by which messages are sorted into the order that is the same in all runs."""
+    """Return a key for sorting messages into an order that is the same in all runs."""
     return row.step, _rank(row.to_id), _rank(row.from_id), row.ordinal
 
 

@@ -315,9 +315,9 @@ def message_ids(batches: Sequence[Batch]) -> pa.StringArray:
 
 
 def _ids_in_step(batches: Sequence[Batch]) -> pa.StringArray:
-    """Return the ids of messages of steps, which consist of step, ordinal and from_id.
+    """Return the ids of messages that were sent in steps.
 
-    Each distinct id is composed only once.
+    Such an id consists of step, ordinal and from_id. Each distinct id is composed only once.
     """
     steps, step_of = distinct(
         np.concatenate([np.broadcast_to(np.asarray(each.step, np.int64), len(each)) for each in batches])

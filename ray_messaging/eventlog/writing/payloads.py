@@ -107,7 +107,7 @@ def _text_column(payloads: Sequence[PayloadColumn]) -> pa.LargeStringArray:
 
 
 def _is_few(lines: PayloadColumn) -> bool:
-    """Return whether a batch is so small that its payloads are best converted together with those of others."""
+    """Return whether a batch is so small that its payloads are best converted together with those of other batches."""
     return lines.index is None and not lines.raw and lines.nbytes < _MANY_BYTES
 
 

@@ -9,8 +9,8 @@ from ray_messaging.inspector.sources.study_facts import Curves, HeatMap
 
 # Successive colours can also be told apart by colour-blind readers.
 _COLOURS = "#2f6fde", "#e5484d", "#2f9e5f", "#d99a1c", "#8e6bd1", "#5bb8c4", "#b5598f", "#7a8b3b", "#8b93a1"
-_MOST_NAME = 14  # the most characters of a value beside an axis
-_MOST_LABEL = 50  # the most characters of a line's name
+_MOST_NAME = 14  # a value beside an axis is cut to this many characters
+_MOST_LABEL = 50  # a line's name is cut to this many characters
 
 
 def curves(found: Curves) -> Options:

@@ -142,7 +142,7 @@ class RunFacts:
     beside: "RunFacts | None" = None
 
     def ended(self) -> "RunFacts | None":
-        """Return the source for the log of a run that has just ended; otherwise None."""
+        """If the run has just ended, return the source for its log. In all other cases, return None."""
         return None
 
     def traffic(self) -> TrafficBins | None:
@@ -263,7 +263,7 @@ class RunFacts:
         return cause_of(self.log.why(message_id, depth))
 
     def effects(self, message_id: str, steps: int) -> Series:
-        """Return, for each step, how many agents a message could have influenced for the first time, and so far in all.
+        """Return, by step, how many agents a message could first influence in the step, and how many up to the step.
 
         `steps` is the number of steps to look at, from the step in which the message is read. Raises the same errors as
         `why`.

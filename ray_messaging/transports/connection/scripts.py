@@ -8,8 +8,8 @@ from itertools import product
 
 from ray_messaging.addressing.channels import mark_of_db
 
-# A server's default number of dbs. `script_at` finds no scripts of dbs with higher numbers. So an error of a script in
-# such a db does not name the missing right.
+# A server has this many dbs by default. `script_at` does not find scripts that run in a db with a higher number. If
+# such a script fails because our user lacks a right on the server, our error cannot name the right.
 _DBS = 16
 _SECTION = re.compile(r"^-- (script|shared) (\w+) -+\n", re.MULTILINE)  # the header of a section in a Lua file
 
@@ -87,7 +87,7 @@ def script_text(name: str, *, cluster: bool, db: int = 0) -> str:
 
 
 def script_at(sha: str, line: int) -> str | None:
-    """Return one line of the script with this hash, or None if we have no such script. Lines are numbered from 1."""
+    """Return a line (the first is 1) of the script with this hash, or None if there is no such script or line."""
     for name, (cluster, db) in product(script_names(), [(True, 0), *((False, db) for db in range(_DBS))]):
         if script_hash(name, cluster=cluster, db=db) == sha:
             lines = script_text(name, cluster=cluster, db=db).splitlines()

@@ -40,7 +40,7 @@ class ServerRuns:
         args = [self._keys.prefix, self._life, above, *(part for pair in read.items() for part in pair)]
         command = ("EVAL", self._script, 2, self._keys.meta, self._keys.changes, *args)
         life, now_ms, found, shards, *lost = await wire.call(command, self._timeout_s)
-        if not self._life:  # only at the first connection of this process
+        if not self._life:  # only at this object's first connection
             if not self._any_format:
                 check_format(self._keys.exp_id, found)
             check_shards(self._keys.exp_id, shards, self._shards)
