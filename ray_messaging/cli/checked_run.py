@@ -70,7 +70,7 @@ def run(
             show(console, account)
         console.print()
         show_speed(console, account, lone_ms)
-        if log_dir is not None and logged is not None:
+        if logged is not None and not problems:
             console.print(
                 f"The event log has {sum(logged.values()):,} sends, each with one fate, as in the senders' receipts. "
                 f"Look into it:\n  ray-messaging log stats {log_dir}"
