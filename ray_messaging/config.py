@@ -59,7 +59,7 @@ class Setting(NamedTuple):
 class _OurSettings(ModelMetaclass):
     """Metaclass of settings classes. It refuses positional arguments, and hides pydantic's members from `dir`."""
 
-    if not TYPE_CHECKING:  # without this method, type checkers know the names and types of the fields
+    if not TYPE_CHECKING:  # with this method, type checkers would not check the names and types of the settings
 
         def __call__(self, *given: object, **fields: object) -> Any:  # noqa: ANN401 - an object of the class
             """Make an object; raise ConfigError for positional arguments.
@@ -95,7 +95,7 @@ class _Settings(BaseModel, metaclass=_OurSettings):
 
 
 def settings_of(config: type[BaseModel]) -> Iterator[Setting]:
-    """Yield the description of each field. The table in docs/configuration.md is made from these descriptions."""
+    """Yield a `Setting` for each field of a settings class. The table in docs/configuration.md is made from them."""
     for name, field in config.model_fields.items():
         default = "required" if field.is_required() else _shown(name, field.default)
         yield Setting(name, _kind(field.annotation), default, field.description or "")
@@ -131,7 +131,7 @@ def _shown(name: str, value: object) -> str:
 
 
 def _setting(default: Any, description: str, **limits: Any) -> Any:  # noqa: ANN401 - a field of any type
-    """Build a field from its default and its description, which has the unit.
+    """Build a field from its default and its description, which names the unit of the field's value.
 
     The table in docs/configuration.md has a row for each field.
     """
@@ -429,7 +429,7 @@ class RedisConfig(ServerConfig):
         if (bool(self.server), bool(self.sentinels), bool(self.cluster)).count(True) != 1:
             raise ValueError("RedisConfig needs exactly one of server=, sentinels= (with service=) and cluster=")
         if self.cluster and self.db:
-            raise ValueError("a cluster has one database: leave db at 0")
+            raise ValueError("a cluster has only the database 0: leave db out")
         if self.shards > 1 and not self.cluster:
             raise ValueError("shards= needs cluster=, because shards are spread over the primaries of a cluster")
         if bool(self.sentinels) != bool(self.service):
@@ -515,7 +515,7 @@ class RedisConfig(ServerConfig):
         except ValidationError:
             raise ConfigError(
                 f"{_INVALID}: for Sentinels write redis+sentinel://[user:password@]host:port,host:port/service, where "
-                "service is the name in their `sentinel monitor` line"
+                "service is the name in the Sentinels' `sentinel monitor` line"
             ) from None
 
     @classmethod

@@ -38,8 +38,8 @@ CALL_BYTES = 2 * MIB
 # columns of numbers a frame of COLUMN_ROWS has 1.5 MiB, and takes a fifth less time per row than a frame of FRAME_ROWS.
 COLUMN_ROWS = 65_536
 
-# The most pairs of sender and hearer in one batch of broadcasts, which take some ten MiB of memory. A single broadcast
-# with more hearers is a batch of its own.
+# The most pairs of sender and hearer in one batch of broadcasts. That many pairs take some ten MiB of memory. A single
+# broadcast with more hearers is a batch of its own.
 BROADCAST_PAIRS = 2**18
 
 # The most bytes of one payload as JSON, which is the highest `MessagingConfig.payload_bytes`.
@@ -81,7 +81,7 @@ SLOW_RULE_TIMEOUT_S = 120.0
 MODERATOR_TIMEOUT_S = 30.0
 
 # The default leases in seconds. If a messager gives no sign of life for LEASE_S, its mailbox may be taken over. If a
-# handle does not acknowledge fetched messages within LOAN_S, they are delivered to another handle.
+# `Group` object does not acknowledge fetched messages within LOAN_S, the group's next fetch returns the messages again.
 LEASE_S = 30.0
 LOAN_S = 60.0
 
@@ -90,16 +90,17 @@ LOAN_S = 60.0
 # elsewhere. The wait is longer than that, so that no group fails before Ray has acted.
 CUT_TIMEOUT_S = 100.0
 
-# TCP settings in seconds, so that either end of a connection soon notices that the other end is gone. A connection is
-# broken if sent bytes are not acknowledged for UNACKNOWLEDGED_S. An idle connection is probed after KEEPALIVE_IDLE_S,
-# and is broken if KEEPALIVE_PROBES probes, KEEPALIVE_PROBE_S apart, get no answer.
+# TCP settings, with which either end of a connection soon notices that the other end is gone. A connection breaks if
+# sent bytes are not acknowledged for UNACKNOWLEDGED_S seconds. An idle connection is probed after KEEPALIVE_IDLE_S
+# seconds, and breaks if KEEPALIVE_PROBES probes, KEEPALIVE_PROBE_S seconds apart, get no answer.
 UNACKNOWLEDGED_S = 15.0
 KEEPALIVE_IDLE_S, KEEPALIVE_PROBE_S, KEEPALIVE_PROBES = 10, 5, 3
 
 # The most seconds that one call waits for the server to report a change of the steps. With this limit the caller
 # notices a server that does not answer.
 STEP_NEWS_TIMEOUT_S = 5.0
-# Seconds without a sign of life after which the driver of a step, or the steps' supervisor, counts as gone.
+# After this many seconds without a sign of life, a group's driver (the task that takes the group through the steps)
+# counts as gone. So does the task of the interceptor that closes each step after all groups.
 STEP_LEASE_S = 10.0
 
 # Every CALLS_TOLD_S seconds, a group tells the interceptor which calls through `me.remember` are under way.

@@ -94,7 +94,7 @@ class Heard:
     def mean(self, name: str) -> NDArray[np.float64]:
         """Return, for each agent, the mean of a column. It is NaN if the agent hears no broadcast.
 
-        The values are added as float64, by `np.add.reduceat`, sender by sender in the order of their ids.
+        The values are added as float64.
 
         Raises: InvalidColumns if a broadcast lacks the column, or if the column has no numbers.
         """
@@ -167,7 +167,7 @@ class Heard:
         """
         hearers = np.repeat(np.arange(chunk.high - chunk.low), np.diff(chunk.offsets))
         kinds = 0 if self._from_ids.kinds is None else self._from_ids.kinds
-        senders = (self._from_ids.values * 3 + kinds)[chunk.rows]  # equal numbers for equal senders
+        senders = (self._from_ids.values * 3 + kinds)[chunk.rows]  # the same number for the same sender only
         first = (np.diff(hearers, prepend=-1) | np.diff(senders, prepend=-1)) != 0
         begins = np.flatnonzero(first)
         by_sender = np.zeros(len(begins), values.dtype)
@@ -224,7 +224,8 @@ def _first_of_range(ids: IdColumn) -> int | None:
 def _keys(removed: Pairs | None, agents: AgentSet, rows: int) -> tuple[NDArray[np.int64], NDArray[np.intp]]:
     """Return sorted keys `hearer * rows + row`, one for each removed pair, and the hearers in these pairs.
 
-    Hearers are given by their indexes in `agents`. Pairs whose hearers are not in `agents` are left out.
+    `row` is the number of the broadcast, and `rows` the number of all broadcasts. Hearers are given by their indexes in
+    `agents`. Pairs whose hearers are not in `agents` are left out.
     """
     if removed is None:
         return np.zeros(0, np.int64), np.zeros(0, np.intp)

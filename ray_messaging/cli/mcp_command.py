@@ -56,7 +56,7 @@ def join(exp_id: str, folder: str) -> LiveControl:
     messaging = join_experiment(exp_id, "ask about the run without steering it")
     if messaging.log_dir is None or Path(messaging.log_dir).resolve() != Path(folder).resolve():
         raise ConfigError(
-            f"the running experiment {exp_id!r} does not log into {folder!r}, its log_dir is {messaging.log_dir}: ask "
-            "about the run in this folder without steering it"
+            f"the running experiment {exp_id!r} has log_dir={messaging.log_dir!r}, not {folder!r}: ask about the run "
+            f"in {folder!r} without steering it"
         )
     return LiveControl(messaging, parse_rule, [known.example for known in KNOWN.values()])

@@ -75,7 +75,7 @@ class Messaging(AbstractContextManager["Messaging"]):
     ) -> None:
         self._connection = ExperimentConnection(experiment, interceptor)
         self._started = started
-        self._fork: Fork | None = None  # set only in the process that started a fork: what to do between the steps
+        self._fork: Fork | None = None  # what to do between a fork's steps; None unless this process started it
         self._doors: list[A2AServer | RemoteAgent] = []  # what this process has opened for clients and agents outside
 
     @cached_property
@@ -380,7 +380,7 @@ class Messaging(AbstractContextManager["Messaging"]):
         pages: SeatPages | None = self.__dict__.get("_seat_pages")
         if pages is not None:
             pages.check(address)
-        # The seat is opened last. If this fails before, a run does not wait for a person who has no link.
+        # The seat is opened last. So if an earlier line fails, no run waits for a person who has no link.
         self._connection.ask(self.interceptor.seat_tokens.remote())  # raises ConfigError if there are no steps
         if pages is None:
             pages = self.__dict__["_seat_pages"] = SeatPages(self._connection, address)
@@ -663,7 +663,7 @@ class Messaging(AbstractContextManager["Messaging"]):
     def steps(self) -> "ExperimentSteps":
         """Return an object that shows how far all groups have come in the steps, and that can pause and resume them.
 
-        Its `digest(step)` is a hash of the messages of a step (see `EventLog.digest`).
+        The object's method `digest(step)` returns a hash of the messages of a step (see `EventLog.digest`).
         """
         from ray_messaging.cluster.handles.experiment_steps import ExperimentSteps
 
@@ -1002,7 +1002,7 @@ class Messaging(AbstractContextManager["Messaging"]):
         """Delete a survey with its answers; raise UnknownName if there is no survey with this id."""
         self._user.run(self._surveys.remove(survey_id))
 
-    # -- the event log --------------------------------------------------------------------------------------------
+    # -- limits of calls, and the event log -----------------------------------------------------------------------
 
     @property
     def calls(self) -> "Calls | None":
@@ -1055,9 +1055,9 @@ class Messaging(AbstractContextManager["Messaging"]):
     def on_blocked(
         self, callback: "Callable[[BlockedMessage], object]", *, after: int | None = None
     ) -> "BlockedListener":
-        """Call a function, in a thread, for each message that a rule blocks, and return at once.
+        """Call a function, in another thread, for each message that a rule blocks; return a listener at once.
 
-        The function gets a BlockedMessage. The calls end when the returned listener is closed.
+        The function gets a BlockedMessage. The calls end when the listener is closed.
 
         Args: `after` is the cursor of a BlockedMessage: the first call is for the blocked message after that one.
         None: only messages that are blocked from now on.

@@ -32,7 +32,7 @@ logger = logging.getLogger(__name__)
 
 
 class RuleStore:
-    """Durable store of the rules of one start of an experiment, and of their state."""
+    """Durable store of the rules of an experiment and of their state, for one start of the experiment."""
 
     def __init__(self, server: RedisExperimentStore, exp_id: str, run: str) -> None:
         self.scheduled: list[Any] = []  # `RuleRequest`s that wait for their step, sorted by step
@@ -40,12 +40,12 @@ class RuleStore:
         self._exp_id = exp_id
         self._runs = f"rules/{exp_id}/"
         self._code = f"{self._runs}{run}/"
-        self._kept: str | None = None  # the key of the rules in force in Ray's key-value store
-        self._names: list[str] | None = None  # the key and names of new rules, for the next write to the server
-        # By the id() of each rule in force, the rule and its pickle. As long as the rule is referenced here, no other
-        # object gets its id().
+        self._kept: str | None = None  # in Ray's key-value store, the key of the rules in force
+        self._names: list[str] | None = None  # new rules for the next write to the server: their key in Ray, and names
+        # For the id() of each rule in force, the rule and the rule's pickle. As long as this dict has the rule, no
+        # other object gets the same id().
         self._known: dict[int, tuple[Rule, PickledRule]] = {}
-        self._in_force: list[str] | None = None  # the key and names of the rules that the server has now
+        self._in_force: list[str] | None = None  # the rules that the server has now: their key in Ray, and names
         self._writing: StateChanges | None = None
 
     async def load(self, rules: Iterable[Rule]) -> tuple[dict[str, Fields], dict[str, bytes]]:
@@ -132,7 +132,8 @@ class RuleStore:
         code = await asyncio.to_thread(kv_get, name, namespace=NAMESPACE)
         if code is None:
             name, code = await self._newest()
-        # This is an error, because the rules that were given at the start might allow messages that are forbidden now.
+        # That Ray lacks the rules is an error, because the rules that were given at the start might allow messages that
+        # are forbidden now.
         if code is None:
             raise RuleError(
                 f"Ray's cluster state has lost the rules of experiment {self._exp_id!r}: start the experiment again",
@@ -146,8 +147,8 @@ class RuleStore:
     async def _newest(self) -> tuple[bytes, bytes | None]:
         """Return the name and the pickle of the rules that Ray has.
 
-        These rules are used if the server names an entry that Ray does not have, because the server was restored from
-        older data. If Ray has several entries of rules, or none, the pickle is None.
+        This is for the case that Ray has no entry with the name that the server gives. This happens if the server was
+        restored from older data. If Ray has several entries of rules, or none, the pickle is None.
         """
         names = await self._saved()
         code = await asyncio.to_thread(kv_get, names[0], namespace=NAMESPACE) if len(names) == 1 else None

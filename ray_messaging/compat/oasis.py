@@ -55,9 +55,9 @@ class Channel:
     Args: `config`, `exp_id`, `message_interceptor` and `settings` are as for a Messager; without a config, this process
     starts a server for the channel. `name` is the id under which the platform gets actions. `timeout` is the most
     seconds to wait for a result (None: no limit); if the platform ends, the wait ends too. `window` is the most actions
-    that the platform takes out of its mailbox at once. If the platform's process is killed, these are not done again,
-    and all later actions wait for its successor. `actions` has the names of the actions that the platform knows; None:
-    OASIS' own actions, if OASIS is imported.
+    that the platform takes out of its mailbox at once. If the platform's process is killed, the actions that it has
+    taken out are not done again. Actions that are still in the mailbox wait for a new platform process. `actions` has
+    the names of the actions that the platform knows; None: OASIS' own actions, if OASIS is imported.
     """
 
     def __init__(
@@ -311,13 +311,13 @@ class Channel:
                 await self._reply([(message, {"error": f"rule {receipts[row].rule!r} blocked its result"})])
 
     def _ended(self, task: "asyncio.Task[Any]") -> None:
-        """Close the platform's side when its task has failed or was cancelled.
+        """Close the platform's side of the channel after the platform's task has failed or was cancelled.
 
         After the action EXIT, that side is closed already.
         """
         self._platform = None
         # An event loop that is closing cancels all tasks, and should not begin a new one. So after a cancellation, the
-        # task that closes the platform's side begins only if the loop still runs after CANCEL_S.
+        # task that closes the platform's side begins only if the loop still runs after CANCEL_S seconds.
         if task.cancelled():
             asyncio.get_running_loop().call_later(CANCEL_S, self._begin_to_leave, "it was cancelled")
         elif error := task.exception():

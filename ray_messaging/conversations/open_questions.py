@@ -73,10 +73,10 @@ class LoneAnswers:
 
 
 class OpenQuestion(NamedTuple):
-    """One question that waits, or several that were asked together, and the present mailboxes of the asked agents.
+    """One question that waits for an answer, or several that were asked together.
 
-    `key` identifies the question or questions: for a question that was asked alone, it is the id. `fail` is a function
-    that ends the wait for a given reason.
+    `key` identifies the question or questions. For a question that was asked alone, `key` is the question's id.
+    `mailboxes` now host the agents that were asked. `fail` ends the wait, for the reason that it is given.
     """
 
     key: object
@@ -87,7 +87,7 @@ class OpenQuestion(NamedTuple):
 class AskedBatch(NamedTuple):
     """The questions of one batch, without payloads.
 
-    `place` is the index of the first of them among all questions that one call has asked.
+    `place` is the index of the first question of the batch among all questions that one call has asked.
     """
 
     batch: Batch
@@ -127,7 +127,8 @@ class OpenQuestions:
         if len(self._asked) > self._most:
             self._asked = [asked for asked in self._asked if not asked.asker.done]
             self._firsts = [asked.batch.first for asked in self._asked]
-            # The limit doubles. So each batch is looked at only a few times, however many questions wait.
+            # The limit is twice the number of the batches that still wait. So each batch is looked at only a few times,
+            # however many batches there are.
             self._most = 2 * len(self._asked)
         bare = copy(batch)
         bare.lines = bare.extension = None

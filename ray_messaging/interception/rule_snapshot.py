@@ -11,7 +11,7 @@ from ray_messaging.interception.rules.allow_graph import AllowGraph, AllowGraphS
 from ray_messaging.interception.rules.black_list import BlackList
 from ray_messaging.interception.rules.rule import Rule
 
-MIN_SNAPSHOT_NUMBER = 2**32  # the least number of a snapshot; special values in place of epochs are lower
+MIN_SNAPSHOT_NUMBER = 2**32  # no snapshot has a lower number; special values of an epoch, such as FOREIGN, are lower
 MAX_ENTRIES = 20_000  # the most pairs, edges and members of all rules together, because every messager has a copy
 MOST_STRETCH = 20.0
 # The instance attributes of each class. If a rule has other attributes, code from outside of this library has changed
@@ -35,10 +35,9 @@ class BlackListSnapshot(msgspec.Struct, array_like=True, frozen=True, tag="black
 class SnapshotRequest(msgspec.Struct, array_like=True, frozen=True):
     """A messager's request for a rule snapshot.
 
-    `held` is the number of the snapshot that the messager has (0: none). `passed` is how many messages the messager has
-    passed by its snapshot since its last request. A message that the snapshot has passed may be judged again by the
-    interceptor, because the server has refused it. Such messages are subtracted from `passed`, which may so become
-    negative.
+    `held` is the number of the snapshot that the messager has (0: none). `passed` is how many messages the messager
+    has let pass by its snapshot since its last request. If the server refuses such messages, the interceptor judges
+    them instead. They are then subtracted from `passed`, which may thus be negative.
     """
 
     held: Annotated[int, msgspec.Meta(ge=0, lt=2**62)]
@@ -50,8 +49,8 @@ class RuleSnapshot(msgspec.Struct, array_like=True, frozen=True):
 
     `number` is the number of the present rules (0: the messager must not apply rules itself). No other version of the
     rules, and no other interceptor, uses this number. `rules` is None if the messager already has the rules, or must
-    not apply any. `stretch` is the factor by which a messager makes the intervals between its requests longer, which
-    report passed messages. If there are many messagers, the factor is above 1.
+    not apply any. The messager's requests also report how many messages have passed. `stretch` is the factor by which
+    the messager makes the interval between these requests longer. If there are many messagers, `stretch` is above 1.
     """
 
     number: int
@@ -101,7 +100,7 @@ def entry_count(rules: Sequence[Rule]) -> int:
 
 
 def snapshot_of(number: int, rules: Sequence[Rule], stretch: float = 1.0) -> RuleSnapshot:
-    """Build a snapshot of rules that can be delegated."""
+    """Build a snapshot of rules for which `can_delegate` is True."""
     return RuleSnapshot(number, tuple(map(_data, rules)), stretch)
 
 

@@ -111,12 +111,12 @@ class IdColumn(msgspec.Struct, eq=False):
 
     @property
     def stored(self) -> NDArray[np.integer[Any]]:
-        """Return the numbers that stand for the ids as they are stored, int64 or int32 (n,)."""
+        """Return the numbers that stand for the ids, with the type that the column stores: int64 or int32 (n,)."""
         return np.frombuffer(self._packed, "<i4" if self._small else "<i8") if self._values is None else self._values
 
     @property
     def packed(self) -> bytes | memoryview:
-        """Return the numbers that stand for the ids in their encoded form: int64 (n,), little endian."""
+        """Return the encoded form of the numbers that stand for the ids: int64 (n,), little endian."""
         return self._packed if self._values is None and not self._small else np.ascontiguousarray(self.values).data
 
     def __len__(self) -> int:
@@ -220,7 +220,7 @@ def _encode_any(payload: Any) -> bytes:  # noqa: ANN401 - any payload
         plain, line = False, b""
     doubtful = (MAYBE_NULL in line and line.find(NULL) >= 0) or len(line) > INT_DIGITS
     if not plain or (doubtful and not all_finite(payload)):
-        form = json_form(payload)  # raises an error that says which part of the payload is invalid
+        form = json_form(payload)  # if the payload is invalid, this raises an error that names the part
         try:
             line = encode(form)
         except _REFUSALS as error:
@@ -319,7 +319,7 @@ class PayloadColumn(msgspec.Struct, eq=False):
         """Encode payloads, one for each row, in a single pass if possible.
 
         Raises: InvalidPayload or PayloadTooLarge. The error names the row, but if a payload has a msgspec.Raw with a
-        newline, the error may not name it.
+        newline, the error may name no row.
         """
         kinds = set(map(type, payloads))
         if kinds <= {dict} or (len(kinds) == 1 and is_native(*kinds)):
@@ -486,7 +486,7 @@ def _distinct(lines: NDArray[np.uint32], count: int) -> tuple[NDArray[Any], NDAr
 
 
 def _count(blob: bytes, at: int) -> int:
-    """Return the number of newlines in a blob after a position."""
+    """Return the number of newlines in a blob from the position `at` on."""
     if not _FEW <= len(blob) - at <= _MANY:
         return blob.count(b"\n", at)
     return int(np.count_nonzero(np.frombuffer(blob, np.uint8, offset=at) == LINE_END))

@@ -75,7 +75,7 @@ class ColumnChunk(NamedTuple):
     def within_limits(self) -> "list[ColumnChunk]":
         """Return the rows in order, in chunks that are within the limits of a batch.
 
-        A chunk that exceeds a limit is halved until its parts are within the limits.
+        A chunk that exceeds a limit is halved until its parts are within the limits, or have one row.
         """
         rows = len(self.from_ids)
         most = COLUMN_ROWS if self.lines.small else BATCH_ROWS

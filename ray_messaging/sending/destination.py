@@ -64,7 +64,7 @@ class MailboxQueue:
 
     `written` is the sequence number of the last frame that the server has written. `attempted` is the number of frames
     at the beginning of the queue that belong to a call under way, or to a call that may still reach the server.
-    `refused` says that the server has refused the first frame.
+    `refused` is True if the server has refused the first frame.
     """
 
     __slots__ = ("_backoff", "attempted", "frames", "refused", "retry_at", "written")
@@ -134,7 +134,7 @@ class MailboxQueues(dict[str, MailboxQueue]):
         return [mailbox for mailbox in self.written if mailbox not in self]
 
     def forget(self, mailboxes: Iterable[str]) -> None:
-        """Delete the last sequence numbers of mailboxes without a queue."""
+        """Delete the last sequence numbers of the given mailboxes, which have no queues any more."""
         for mailbox in mailboxes:
             self.written.pop(mailbox, None)
 
@@ -180,7 +180,7 @@ class Destination:
         self.stale_verdicts: dict[InFlightBatch, Rows] = {}  # rows whose verdicts are no longer valid
         self.stale_by = SendStatus.OK  # why the verdicts are no longer valid: STALE_VERDICTS or OTHER_RULES
         self.queues = MailboxQueues()
-        # `router.routes` are the routes by which the queued frames were made. `reroute` replaces them by `self.routes`.
+        # The queued frames were made by the routes in `router.routes`. `reroute` sets `router.routes` to `self.routes`.
         self.router = FrameRouter(routes, mirror=mirror)
 
     @property
@@ -189,7 +189,7 @@ class Destination:
         raise NotImplementedError
 
     def load(self, in_flight: InFlightBatch, rows: Rows | None, verdict_epoch: int, deadline: float) -> None:
-        """Queue frames with some rows of a batch (None: all) that were judged.
+        """Queue frames with those rows of a batch that `rows` selects (None: all rows), after they were judged.
 
         Rows whose payload does not fit its schema get an error. Blocked rows go only to the event log, if there is one.
 
@@ -223,16 +223,16 @@ class Destination:
             self.load(in_flight, np.unique(np.concatenate(rows)), verdict_epoch, deadline)
 
     async def keep_agents(self) -> None:
-        """Write to the server the sets of agents that queued frames name and that the event log may not have.
+        """Write the sets of agents that queued frames name to the server, from which the event log reads the sets.
 
-        The server must have these sets before the frames.
+        Sets that the server is known to have are left out. The server must have a set before the frames that name it.
         """
         if self.router.unkept:
             await self.transport.keep_agents(self.router.unkept)
             self.router.kept()
 
     def next_call(self) -> list[OutboundFrame]:
-        """Return the frames of the next call. Their numbers follow the numbers in the calls that are under way.
+        """Return the frames of the next call, and give each frame the next sequence number of its queue.
 
         All frames were judged under the same verdict epoch, a number by which the server refuses outdated verdicts.
         """
@@ -291,7 +291,7 @@ class Destination:
     def refuse_verdicts(self, status: SendStatus) -> None:
         """Remove all frames from the queues, because the server refused the verdicts of some frames.
 
-        Their rows are added to `stale_verdicts`, so that they get new verdicts.
+        The rows of all removed frames are added to `stale_verdicts`, so that these rows get new verdicts.
         """
         self.stale_by = status
         for frame in self.queues.take_all():

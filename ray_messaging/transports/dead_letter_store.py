@@ -17,19 +17,19 @@ from ray_messaging.transports.cursors import decode_rows
 if TYPE_CHECKING:
     from ray_messaging.transports.transport import RedisTransport
 
-PAGE, PAGE_BYTES = 1000, 16 * 2**20  # the most dead letters in one page, and about their most bytes
-# The most bytes of an undecodable frame that is kept whole, and how many bytes of a larger one are kept. 32 MiB are
-# twice the default of `MessagingConfig.frame_bytes`. Sending a larger frame back to the server would hold up the
-# mailbox's reader.
+PAGE, PAGE_BYTES = 1000, 16 * 2**20  # how many dead letters a page has at most, and about how many bytes
+# An undecodable frame of up to WHOLE_BYTES is kept whole. Of a larger one only HEAD_BYTES are kept, because sending
+# it whole back to the server would hold up the mailbox's reader. WHOLE_BYTES is twice the default of
+# `MessagingConfig.frame_bytes`.
 WHOLE_BYTES, HEAD_BYTES = 32 * 2**20, 1024
 
 
 class DeadFrame(NamedTuple):
     """A frame that will not be delivered. Its first `row` rows, and the rows in `acked`, were handled before.
 
-    `acked` has the form that `decode_rows` reads. `born` is how many mailboxes had been created when the frame became a
-    dead letter, because its mailbox was removed or a handler failed. `born` is None if the mailbox's reader could not
-    decode the frame. `exclusive` says that no other mailbox could listen for the agents of the frame's mailbox.
+    `acked` has the form that `decode_rows` reads. `born` is the number of the mailbox that was created last before the
+    frame became a dead letter (see `Listeners`). It is None if the mailbox's reader could not decode the frame.
+    `exclusive` is True if no other mailbox could claim the agents of the frame's mailbox.
     """
 
     id: str
@@ -56,8 +56,9 @@ class DeadFacts(NamedTuple):
 class Listeners(NamedTuple):
     """All mailboxes at one version of the directory, and when each mailbox was created.
 
-    `born` has two values for each mailbox, by its name: how many mailboxes had been created before it, and the time at
-    which it was created, in ms as in an entry id.
+    `born` has two values for each mailbox, by the mailbox's name. The first is the mailbox's number, which is higher
+    than the numbers of all mailboxes that were created before. The second is the time at which the mailbox was created,
+    in ms as in an entry id.
     """
 
     version: int
@@ -192,7 +193,7 @@ class RedisDeadLetters:
         return dropped
 
     async def count_anew(self) -> None:
-        """Set the counts of letters that were dropped because of the limit to 0."""
+        """Set to 0 the counts of the letters, and of their bytes, that were dropped because of the limit."""
         await self._link.command("HDEL", self._keys.state(_STATE), "dropped", "dropped_bytes")
 
 

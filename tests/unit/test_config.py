@@ -92,7 +92,7 @@ def test_a_url_that_cannot_be_read_says_how_to_write_it_and_shows_no_password(ur
         (RedisConfig, {"sentinels": ["a"], "service": "town", "sentinel_username": "u"}, "needs sentinel_password"),
         (RedisConfig, {"cluster": ["a"], "server": "x"}, "exactly one of server=, sentinels="),
         (RedisConfig, {"cluster": ["a"], "sentinels": ["b"], "service": "town"}, "exactly one of server=, sentinels="),
-        (RedisConfig, {"cluster": ["a"], "db": 3}, "has one database: leave db at 0"),
+        (RedisConfig, {"cluster": ["a"], "db": 3}, "has only the database 0: leave db out"),
         (RedisConfig, {"cluster": ["a"], "socket_dir": "/run"}, "socket_dir cannot be used with ssl=True"),
         (RedisConfig, {"cluster": ["a/b"]}, "the address of a node is host:port, not 'a/b'"),
         (RedisConfig, {"server": "a", "shards": 3}, "shards= needs cluster="),

@@ -69,8 +69,8 @@ async def logged_run(
         step, moved = await _take_steps(stores.transport, exp_id, steps, groups, supervised=forces_all(rules))
         interceptor = await _interceptor(stores.experiment, exp_id, rules, epoch)
         try:
-            # `redis` is usually the server's address, for other processes. Only this process uses this server, so the
-            # object of the server takes the place of the address.
+            # `redis` is usually the address at which other processes reach the server. No other process uses this
+            # server, so the server's object takes the place of the address.
             redis = cast("ServerConfig", server)
             log = LogHost(Experiment(exp_id, run, settings, plan.folder, steps, redis=redis), plan.on_existing)
             await log.start()
@@ -126,7 +126,7 @@ async def _take_steps(
 ) -> tuple[int, Collection[str]]:
     """Prepare the steps on the server, for a run that begins or is resumed.
 
-    Args: `supervised` says that there are rules for whole steps, so that each step ends only after these rules.
+    Args: `supervised` is True if there are rules for whole steps. Each step then ends only after these rules.
     Returns: the first step that has not run, and the names of the groups that agents have left or joined.
     Raises: ConfigError if the resumed run has other settings, groups or agents than before.
     """
@@ -139,7 +139,7 @@ async def _take_steps(
     await store.drop_hold(CTRL_C)
     await store.drop_hold(CHECKPOINT)
     if not supervised:
-        with suppress(UnknownName):  # raised if the earlier run had no rules for whole steps either
+        with suppress(UnknownName):  # raised if no earlier process of the run had rules for whole steps
             await store.leave(SUPERVISOR, at_once=True)
     progress = await store.progress()
     directory.update(*await transport.load_directory(-1))
@@ -170,7 +170,7 @@ async def _interceptor(server: RedisExperimentStore, exp_id: str, rules: Sequenc
 
 
 class _StateOnServer:
-    """Writer of the rules' state to the server, from which checkpoints, and processes that resume this run, read it."""
+    """Writer of the rules' state to the server, where checkpoints and processes that resume the run read the state."""
 
     def __init__(self, server: RedisExperimentStore, exp_id: str) -> None:
         self._server = server

@@ -50,9 +50,10 @@ def names_of(host: str) -> frozenset[str]:
 
 @dataclass(frozen=True)
 class Access:
-    """The conditions for a request: its host must be a known name, and if there is a token, it must have the cookie.
+    """The conditions for a request: it must name a known host, and must have a cookie if the server has a token.
 
-    The token is exchanged for the cookie, whose value is another secret. Neither can be derived from the other.
+    A browser gets the cookie in exchange for the token. The cookie's value is `session`, another secret. Neither secret
+    can be derived from the other.
     """
 
     hosts: frozenset[str]

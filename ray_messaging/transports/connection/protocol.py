@@ -31,13 +31,13 @@ from ray_messaging.default_limits_and_leases import CONNECT_TIMEOUT_S
 
 async def _introduce(connection: AbstractConnection) -> None:
     """Authenticate. If this fails, abort the socket at once, because closing TLS properly may take up to 30 s."""
-    # redis-py has no public name for the writer, and sets its own reference to None when it fails.
+    # redis-py has no public name for the writer, and sets this attribute to None when the connection fails.
     writer: Any = connection._writer
     try:
         await connection.on_connect()
     except BaseException as error:
         # If the connection has ended, uvloop raises RuntimeError, and some releases of Python raise AttributeError.
-        # redis-py handles neither, so raise its own error instead.
+        # redis-py handles neither error, so an error of redis-py's is raised instead.
         ended = isinstance(error, (RuntimeError, AttributeError)) and writer.transport.is_closing()
         with suppress(AttributeError):
             writer.transport.abort()
@@ -49,7 +49,7 @@ async def _introduce(connection: AbstractConnection) -> None:
 async def connect(connection: AbstractConnection) -> None:
     """Connect within 5 s.
 
-    Raises: redis-py's errors.
+    Raises: redis-py's errors; Python's TimeoutError after 5 s.
     """
     connection.redis_connect_func = _introduce
     task = asyncio.current_task()
@@ -65,9 +65,9 @@ async def connect(connection: AbstractConnection) -> None:
         raise
 
 
-# Arguments of this size or more are sent separately, because hiredis would copy each of them three times.
+# Arguments of this many bytes or more are sent separately, because hiredis would copy each of them three times.
 LARGE = 64 * 2**10
-# A reply buffer of up to this size is kept for the next reply, because a buffer that grows again is copied.
+# A reply buffer of up to this many bytes is kept for the next reply, because a new buffer is copied as it grows.
 _KEPT_BYTES = 4 * 2**20
 
 
@@ -103,7 +103,7 @@ _ERRORS: dict[str, type[Exception]] = {
 
 
 def reply_error(text: str) -> Exception:
-    """Return redis-py's exception for a text that the server replied as an error."""
+    """Return an exception, of redis-py or of this module, for the text of an error that the server replied."""
     return _ERRORS.get(text.partition(" ")[0], ResponseError)(text)
 
 
@@ -129,10 +129,10 @@ def _items(args: Sequence[Any]) -> bytes:
 
 class _Call(msgspec.Struct, eq=False):
     future: "asyncio.Future[Any]"
-    began: float  # the time of the event loop's clock when the command was sent
-    due: float  # the time of the event loop's clock until which the reply must arrive
+    began: float  # the event loop's time when the command was sent
+    due: float  # the event loop's time until which the reply must arrive
     stall_s: float
-    end: int  # how many bytes had been written to the connection in all when this command was written
+    end: int  # how many bytes had been written to the connection in all, this command included
 
 
 class TakenSocket(asyncio.Protocol):
@@ -176,8 +176,8 @@ class Wire(TakenSocket):
     def __init__(self, connection: AbstractConnection) -> None:
         super().__init__(connection)
         self._waiting: deque[_Call] = deque()
-        self._written = self._left = 0  # how many bytes were given to the socket, and how many of them have left it
-        # The loop times at which bytes last left the socket, and at which bytes last arrived.
+        self._written = self._left = 0  # the bytes that calls have written, and how many of them are sent
+        # The loop times at which `_left` was last set, and at which bytes last arrived.
         self._left_at = self._heard_at = -math.inf
         self.waited_s = 0.0  # how many seconds the oldest command had waited when the first byte of its reply arrived
         self._timer: asyncio.TimerHandle | None = None
@@ -188,7 +188,7 @@ class Wire(TakenSocket):
     async def open(cls, connection: AbstractConnection) -> "Wire":
         """Connect within 5 s, and take the socket over from redis-py.
 
-        Raises: redis-py's errors.
+        Raises: redis-py's errors; Python's TimeoutError after 5 s.
         """
         await connect(connection)
         return cls(connection)
