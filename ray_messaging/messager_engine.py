@@ -93,7 +93,8 @@ class Engine:
         )
         self.accumulator: Accumulator | None = None
         self._bulk_sender: BulkSender | None = None
-        # None while this engine accepts no sends: before `open`, after `close`, and in an experiment with steps.
+        # None while this engine accepts no sends: before `open`, after `close`, and, in an experiment with steps, after
+        # it has begun to host agents.
         self.accepting: Accumulator | None = None
         self.subscription: Subscription | None = None
         self.audiences = AudienceCache(audiences)
@@ -145,7 +146,7 @@ class Engine:
         if self.closed:
             return
         self._life = None  # `close` must not end the generator that is calling this function
-        await asyncio.sleep(0)  # a user's generator, which ends with the loop too, may close this messager
+        await asyncio.sleep(0)  # lets a user's generator, which ends with the loop too, close this messager first
         if self.closed or self.closing:
             return
         self.closed = self._loop_ended = True
@@ -284,7 +285,10 @@ class Engine:
 
     @property
     def sending(self) -> Accumulator:
-        """Return the accumulator; raise Closed if this engine is not open, ConfigError in an experiment with steps."""
+        """Return the accumulator.
+
+        Raises: Closed if this engine is not open; ConfigError if it hosts agents in an experiment with steps.
+        """
         if self.accepting is None:
             raise self.not_open(Closed)
         return self.accepting
@@ -293,7 +297,7 @@ class Engine:
     def bulk_sender(self) -> BulkSender:
         """Return the sender of many messages in one call.
 
-        Raises: Closed if this engine is not open; ConfigError in an experiment with steps.
+        Raises: Closed if this engine is not open; ConfigError if it hosts agents in an experiment with steps.
         """
         if self.accepting is None or self._bulk_sender is None:
             raise self.not_open(Closed)
@@ -372,7 +376,8 @@ class Engine:
             raise ConfigError(f"{self.name!r} hosts no agents: `await messager.host_agents(ids, subtopics)` first")
         if not self.named:
             raise ConfigError(
-                "agents can be added and removed only if the mailbox outlives its process: give the messager a name"
+                "this messager has no name, so its mailbox ends with its process, and it cannot add, move or remove "
+                "agents: give the messager a name"
             )
         return record
 
@@ -392,7 +397,7 @@ class Engine:
             self.receiving.stepped = True
 
     async def _take_name(self) -> None:
-        """Make the server refuse an earlier sender of this messager's name. A messager without a name has none.
+        """If this messager has a name, make the server refuse an earlier sender of the same name.
 
         Only the messager that owns the mailbox may send under the mailbox's name.
         """
@@ -401,7 +406,7 @@ class Engine:
             await self.frame_sender.begin()
 
     def loops(self) -> list[TaskHealth]:
-        """Return the health of the background tasks."""
+        """Return the health of this engine's background tasks."""
         sending = [] if self.accumulator is None else [self.accumulator.health()]
         return sending if self.subscription is None else [*sending, *self.subscription.loops()]
 

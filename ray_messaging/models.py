@@ -24,10 +24,10 @@ from ray_messaging.model.call_usage import CallMeter, metering, report_usage
 
 _OPENAI: Final = "https://api.openai.com/v1"
 _KEY, _URL = "OPENAI_API_KEY", "OPENAI_BASE_URL"
-_TEXT: Final = 500  # our errors quote this many characters of a server's error or a model's answer
+_TEXT: Final = 500  # our errors quote at most this many characters of a server's error or a model's answer
 _NOT_FOUND: Final = 404
 _TOO_MANY: Final = 429
-_FIRST: Final = 8.0  # the number of requests that may be under way at the beginning
+_FIRST: Final = 8.0  # at the beginning, this many requests may be under way
 _UNFIT = "This answer does not fit the schema: {}. Answer again, with JSON that fits it, and nothing else."
 
 
@@ -35,8 +35,8 @@ class Chat:
     """A language model behind an endpoint like OpenAI's: `await me.remember(Chat(model="gpt-4o-mini"), prompt)`.
 
     A call returns the text of the answer. With `form=Plan` it returns a dict with the fields of that class, so that
-    `Plan(**answer)` works. The call reports the tokens that it used. If the server answers 429 or 5xx, or does not
-    answer in time, the request is sent again, with the same Idempotency-Key.
+    `Plan(**answer)` works. The call reports the tokens that it used. If the server answers 429 or 5xx, does not
+    answer in time, or cannot be reached, the request is sent again, with the same Idempotency-Key.
 
     The number of requests that may be under way adapts to the server. It begins at 8, and grows by one with each answer
     until the first 429 or timeout. A 429 or timeout halves the number, but requests that were under way together halve
@@ -56,7 +56,7 @@ class Chat:
         timeout: Seconds for one request.
         patience: Seconds after the first failure of a request during which it is sent again. After that the call fails.
         corrections: How often the model is asked again, if its answer does not fit the form.
-        concurrency: The most requests under way in one process.
+        concurrency: How many requests may be under way at most in one event loop.
         options: Further fields of each request, such as {"temperature": 0.7}.
 
     Raises: ConfigError if an argument is not valid.
@@ -176,7 +176,7 @@ class Chat:
         """Send a request until the server answers it; return the answer, and the number of times that it was sent.
 
         Args: `turns` are the turns of the conversation, and `identity` is the Idempotency-Key. `order` is a text:
-        requests that wait are sent in the ascending order of these texts.
+        requests of one step that wait are sent in the ascending order of these texts.
         """
         # Outside of steps, new requests may always keep coming. If they were sorted, some might wait forever.
         meter = metering.get()
@@ -328,9 +328,9 @@ class _Failure(NamedTuple):
 class _Window:
     """Limit of the number of requests under way, which grows with answers and is halved by a 429 or a timeout.
 
-    Until it is first halved, the limit grows by one with each answer. After that, when the limit is n, it grows by one
-    only after n answers. It grows only while as many requests are under way as it allows. If several requests that
-    were under way together get a 429 or a timeout, the limit is halved once.
+    An answer counts only if, when it arrives, as many requests are under way as the limit allows. Until the limit is
+    first halved, it grows by one with each such answer. After that, when the limit is n, it grows by one only after n
+    such answers. If several requests that were under way together get a 429 or a timeout, the limit is halved once.
     """
 
     def __init__(self, most: int) -> None:

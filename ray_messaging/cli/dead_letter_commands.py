@@ -51,9 +51,9 @@ app = typer.Typer(
 )
 
 
-_WIDE = 120  # from this width of the terminal on, in columns, reasons are shown beside the letters
-_TABLE_WIDTH = 80  # the least width of a terminal, in columns, for a table
-_SHOWN = 50  # the most messages of a letter that a table shows
+_WIDE = 120  # if the terminal has at least this many columns, reasons are shown beside the letters
+_TABLE_WIDTH = 80  # if the terminal has fewer columns than this, letters are listed without a table
+_SHOWN = 50  # at most this many messages of a letter are shown
 _BYTES = 64  # if a frame cannot be decoded, this many of its bytes are shown
 
 
@@ -245,7 +245,7 @@ def _write(file: Path, frame: bytes) -> None:
 def _finish(left: Sequence[str], *, quiet: bool) -> None:
     """Print each text of `left` on stderr, unless `quiet` is true. Exit with code 1 if `left` is not empty.
 
-    Args: `left` says which letters could not be handled.
+    Args: `left` has texts about the letters that could not be handled.
     """
     for letter in () if quiet else left:
         typer.echo(f"left: {letter}", err=True)

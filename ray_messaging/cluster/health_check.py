@@ -34,8 +34,8 @@ logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
 DEADLINE_S = 5.0
-_TASK_S = 10.0  # the most time for a Ray task to start
-_REASON = 300  # the most characters of an error of Ray that are shown
+_TASK_S = 10.0  # how many seconds a Ray task may take to start
+_REASON = 300  # at most this many characters of an error of Ray are shown
 _UNKNOWN = critical(
     "server",
     "not examined, because the interceptor did not give its address",
@@ -92,7 +92,7 @@ def ask_experiment(exp_id: str, experiment: Experiment | None, handles: Mapping[
     named = _named_in_time(prefix)
     interceptor = f"{prefix}interceptor"
     ours, there = handles.get(interceptor), (named or {}).get(interceptor)
-    if ours is not None and there is not None and there != ours:  # a later start has this experiment's name
+    if ours is not None and there is not None and there != ours:  # another experiment, started later, has this name
         raise ended(exp_id)
     actors = {interceptor: None} | dict(handles) | (named or {})
     reaching = _soon(partial(_nodes_of, prefix, actors)) if named is not None else None
@@ -181,7 +181,7 @@ def check_servers(
 ) -> list[Finding]:
     """Return the findings about the servers of an experiment.
 
-    If there are several servers, findings name the server.
+    If there are several servers, each finding names its server.
     """
     found: list[Finding] = []
     for shard, each in enumerate([facts, *facts.others]):
@@ -258,7 +258,10 @@ def _facts_of(experiment: Experiment | None, exp_id: str) -> ServerFacts | None:
 
 
 def _find_experiment(exp_id: str) -> Experiment | None:
-    """Return an experiment with passwords, from its interceptor or its embedded servers, or None if none answers."""
+    """Ask an experiment's interceptor, or else its embedded servers, for the experiment's facts with the passwords.
+
+    Return None if neither the interceptor nor the first server answers.
+    """
     experiment: Experiment | None = _call(f"{exp_id}/interceptor", "ready")
     if experiment is not None:
         return experiment

@@ -91,9 +91,10 @@ class MsgHub:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Stop sending the replies of this process's agents to the participants.
+        """Stop sending the replies of this process's agents, and stop receiving messages for these agents.
 
-        Raises: the error because of which the hub has stopped receiving, if there was one.
+        Raises: the error of a change of participants that could not be reported to other processes; or the error
+        because of which the hub has stopped receiving earlier.
         """
         self.enable_auto_broadcast = False
         self._subscribe()
@@ -106,12 +107,17 @@ class MsgHub:
     def add(self, new_participant: Participant | Sequence[Participant]) -> "asyncio.Task[None]":
         """Add agents of this process, or ids of agents of other processes.
 
-        When the returned task ends, all processes know the new participants.
+        The returned task reports the new participants to the other processes. It waits at most `timeout` seconds for
+        each confirmation, and logs a warning if one is missing.
         """
         return self._changed([*self.participants], self._join(_listed(new_participant)))
 
     def delete(self, participant: Participant | Sequence[Participant]) -> "asyncio.Task[None]":
-        """Remove agents from the hub. When the returned task ends, all processes know that the agents have left."""
+        """Remove agents from the hub.
+
+        The returned task reports the change to the other processes, and waits for the confirmations as in `add`. The
+        processes of the removed agents need not confirm it.
+        """
         before, gone = [*self.participants], {_id_of(each) for each in _listed(participant)}
         for unknown in gone - {*before}:
             logger.warning("agent %r is no participant of hub %s, so it need not be removed", unknown, self.name)
@@ -123,7 +129,7 @@ class MsgHub:
         await self._say(None, msg)
 
     def set_auto_broadcast(self, enable: bool) -> None:  # noqa: FBT001 - AgentScope's
-        """Set whether, from now on, the replies of this process's agents go to all participants."""
+        """Set whether, from now on, the replies of this process's agents go to all other participants."""
         self.enable_auto_broadcast = enable
         self._subscribe()
 
@@ -183,10 +189,13 @@ class MsgHub:
         await asyncio.gather(*(self._ask(from_id, each, said) for each in self.participants if each != from_id))
 
     async def _ask(self, from_id: AgentId | None, to_id: AgentId, payload: dict[str, Any]) -> None:
-        """Send a payload to an agent, and wait until the agent has observed it.
+        """Send a payload to an agent, and wait until the agent confirms that it has observed the payload.
 
-        If no process hosts the agent yet, wait until a process does. The confirmation is sent as a message of the user
-        (from_id None), so that no rule between the two agents can block it.
+        If no confirmation arrives within `timeout` seconds, log a warning. If a rule blocks the payload, return at
+        once. If no process hosts the agent yet, first wait, also at most `timeout` seconds, until a process does. The
+        confirmation is a message of the user (from_id None), so that no rule between the two agents can block it.
+
+        Raises: NoAnswer if no process hosts the agent in time; AnswerFailed if the agent could not observe the payload.
         """
         ticket, observed = secrets.token_hex(8), asyncio.get_running_loop().create_future()
         self._asked[ticket] = observed

@@ -20,7 +20,7 @@ logger = logging.getLogger(__name__)
 
 # An error's text is cut to this many characters, because it may quote all the data that could not be read.
 _MOST_TEXT = 1000
-_LONGEST = 100  # a question carries at most this many messages of its chain (see `Asker`): the last ones
+_LONGEST = 100  # a question carries at most this many messages, the last ones of its chain (see `Asker`)
 # Seconds until handlers that wait are noted on the server. Most answers arrive sooner, and then no note is written.
 _STUCK_S = 0.2
 
@@ -77,8 +77,8 @@ class Asker(NamedTuple):
 class Handling(Handled):
     """A message that a handler of `serve` is handling, until the handler has ended.
 
-    Args: `waits` records which handlers of this process wait for answers. It is None if the group's actor has this
-    record.
+    Args: `waits` records which handlers of this process wait for answers. It is None if this process does not keep this
+    record, because the group's actor keeps it.
     """
 
     __slots__ = ("_service", "_slots", "waits")
@@ -132,7 +132,7 @@ def circle_of(chain: tuple[InHand, ...], asked: CheckedMessage, directory: Direc
 
 
 class Waits:
-    """The handlers of a mailbox that wait for answers.
+    """Record of which handlers of a mailbox wait for answers.
 
     While all handlers of a mailbox wait, the mailbox handles no other message. Then a note on the server lists the
     questions for whose answers they wait. `others_handle` is a function that takes the names of services, and returns
@@ -192,7 +192,7 @@ class Waits:
                 return
 
     async def write(self, *, anew: bool = False) -> None:
-        """Write the note on the waiting handlers to the server if it has changed; with `anew`, write it always."""
+        """Write the note about waiting handlers to the server if the note has changed, or if `anew` is true."""
         async with self._writing:
             note, subscription = encode_service_note(self._note()), self._engine.subscription
             if (note != self._written or anew) and subscription is not None and subscription.epoch is not None:

@@ -162,6 +162,8 @@ def calls_of(
 ) -> dict[tuple[AgentId, int], list[Called]]:
     """Return the calls that agents made with `me.remember` in some steps, as {(agent, step): calls}.
 
+    Calls whose results their step did not use are left out.
+
     Args: `hands` has the wanted pairs (agent, step).
 
     Raises: LogError if a file cannot be read.
@@ -234,7 +236,7 @@ def _cost_of(used: CallUsage) -> Decimal | None:
 
 
 def summed_calls(calls: pa.Table, by: Sequence[str]) -> pa.Table:
-    """Return, for each value of the columns `by`, the number of calls, and their tokens, costs, seconds and tries.
+    """Count calls, and sum their tokens, costs, seconds and tries, for each combination of values in the columns `by`.
 
     Raises: InvalidQuery if `by` is empty, or names a column that is not in SUMMED_BY.
     """

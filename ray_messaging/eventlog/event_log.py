@@ -35,7 +35,7 @@ class FolderSource:
     """The source of a finished log: it answers queries from the files of a folder."""
 
     live = False
-    unended: str | None = None  # advice if no end of the run is recorded; None: it is, or there is no record
+    unended: str | None = None  # advice if the run's record has no end; None: it has one, or there is no record
     absent: str  # which rows are missing because a file is gone; "" if none
 
     def __init__(self, log_dir: str | Path) -> None:
@@ -87,7 +87,7 @@ class FolderSource:
 
 
 class EventLog:
-    """The event log, which records each send and what became of it, and queries of it.
+    """Queries of the event log, which records each send and what became of it.
 
     Most methods take the fields of a query as keywords, such as `agent=17` (see docs/event-log.md): from_id, to_id,
     agent (sender or recipient), channel, subtopic, fate, rule, message_id, in_reply_to, step, step_read, since, until,
@@ -166,8 +166,8 @@ class EventLog:
     def recent(self, *, width: int = 1000, **fields: Unpack[Fields]) -> pa.Table:
         """Return the last rows of the log that match the filters in `fields`, in the order of the log.
 
-        The field `limit` is the most rows to return (by default 100). Payloads are JSON text, cut to `width`
-        characters. `payload_bytes` is the size of the text before the cut. The log is read from its end, so this call
+        At most `limit` rows are returned (by default 100). Payloads are JSON text, cut to `width` characters.
+        `payload_bytes` is the size of the text before the cut. The log is read from its end, so this call
         is fast even in a long log. A broadcast has one row for each group or messager whose agents hear it, as in
         `query`.
         """
@@ -202,7 +202,8 @@ class EventLog:
 
         Args:
             by: One or several of the columns agent, step, model, function and source. The result then has one row for
-                each value of these columns, with the number of calls, and the sums of tokens, costs, seconds and tries.
+                each combination of values in these columns, with the number of calls, and the sums of tokens, costs,
+                seconds and tries.
 
         Raises: InvalidQuery if `by` has another column.
         """
@@ -226,8 +227,8 @@ class EventLog:
 
         Args:
             query: The SELECT.
-            limit: The most rows to return. Further rows are not read.
-            timeout_s: The most seconds that the query may take; None means no limit.
+            limit: How many rows are returned at most. Further rows are not read.
+            timeout_s: How many seconds the query may take; None means no limit.
             temporary_files: Whether data that do not fit into 2 GB of memory are written to temporary files. Without
                 them such a query is refused.
 
@@ -270,8 +271,8 @@ class EventLog:
 
         Args:
             depth: The number of levels below the message.
-            most: The most causes of each message, in the order in which the sender read them. `more` is the number of
-                causes that were left out.
+            most: How many causes of each message are returned at most, in the order in which the sender read them.
+                `more` is the number of causes that were left out.
 
         Raises: InvalidQuery for an invalid argument; UnknownName if no message has the id; ConfigError if the message
         has no cause, because it was sent outside of steps, is no answer, and its sender was handling no message.
@@ -362,7 +363,7 @@ class EventLog:
 
         Raises: Unbalanced if a send has no fate, two fates or repeated rows; the error's `offenders` are the ids of
         these messages. Unbalanced is also raised if the log says that the server has lost rows, if a file of the log is
-        gone, or if the log was opened by its folder, which records no end of the run.
+        gone, or if the log was opened from a folder that records no end of the run.
         """
         found: Balance = self._source.ask("balance", expand=expand)
         return found
@@ -371,9 +372,9 @@ class EventLog:
         """Return the digest of a step: a hash of 32 bytes, computed from the step's messages.
 
         Equal messages give equal digests, whatever groups the agents are in. The digest covers the messages that groups
-        sent in the step. It also covers the messages that agents read in the step and that came from outside of the
-        run, such as from your program, except those that a rule rewrote. The digest is final once all groups have ended
-        the step. A step that did not run has the same digest as a step without messages. To tell them apart, use
+        sent in the step. It also covers messages from outside of the run, such as from your program, that agents read
+        in the step, unless a rule rewrote them. The digest is final once all groups have ended the step. A step
+        that did not run has the same digest as a step without messages. To tell them apart, use
         `messaging.steps.digest`. See docs/steps.md.
 
         Raises: ConfigError if the log belongs to a run without steps; LogError if a file of the log is gone.
@@ -397,8 +398,8 @@ class EventLog:
         The result has the message's `step`, `agent` (the sender) and `message_id`. `mine` is the message's LogRow in
         this log, and `theirs` its LogRow in the other log. `mine` or `theirs` is None if that log does not have the
         message. Both runs must have steps. In each step, the messages of each sender are compared: their payloads,
-        recipients, order, fates, rules and labels, but not their ids. The first message is the one with the lowest
-        step, then with the lowest recipient, then with the lowest sender, and then the one that was sent first.
+        recipients, topics, order, fates, rules and labels, but not their ids. The first message is the one with the
+        lowest step, then with the lowest recipient, then with the lowest sender, and then the one that was sent first.
 
         Raises: ConfigError if a run had no steps, or if neither run sent a message in a step.
         """

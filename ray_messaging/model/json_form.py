@@ -35,7 +35,7 @@ _TOO_LONG = 10**INT_DIGITS
 # orjson encodes what the override returns, and `encode_dict` the value that the Enum stores.
 PLAIN = orjson.OPT_PASSTHROUGH_SUBCLASS | orjson.OPT_PASSTHROUGH_DATETIME | orjson.OPT_PASSTHROUGH_DATACLASS
 LARGE, MAYBE_LARGE, LINE_END = b"e+", ord("+"), ord("\n")
-_BETWEEN = b"},{"  # stands between two payloads in a list
+_BETWEEN = b"},{"  # what stands between two payloads in the JSON text of a list
 _MANY = 2**14  # for JSON texts of at least this many bytes, `plain_lines` is faster than `encode_lines`
 _PREFIX = "this payload cannot become JSON: "
 
@@ -68,8 +68,9 @@ def _is_plain_part(value: Any) -> bool:  # noqa: ANN401 - any part that is no sc
 def plain_text(payloads: object) -> bytes | None:
     """Return payloads as one JSON list, or None if one of them is not plain.
 
-    This takes a tenth of the time of `is_plain`, and differs from it in two ways. UUIDs and members of enums are plain
-    here, because there is one JSON text for each. Whole numbers of more than 64 bits are not plain.
+    A plain payload consists only of JSON's own types. UUIDs and members of enums are plain here, too, because there is
+    one JSON text for each. Whole numbers of more than 64 bits are not plain here. `is_plain` judges these three kinds
+    of values the other way, and takes ten times as long.
     """
     try:
         return orjson.dumps(payloads, None, PLAIN)
@@ -286,7 +287,7 @@ def _check_digits(number: int, place: Place, verb: str = "is") -> None:
     """
     if not -_TOO_LONG < number < _TOO_LONG:
         raise InvalidPayload(
-            f"{_PREFIX}{shown(place)} {verb} {short_repr(number)}, and a number in JSON has at most {INT_DIGITS:,} "
+            f"{_PREFIX}{shown(place)} {verb} {short_repr(number)}, and JSON readers accept at most {INT_DIGITS:,} "
             "digits: send a str, such as hex(...) of it"
         )
 
@@ -313,7 +314,7 @@ def _same(value: object) -> object:
         return value.to_dict()
     if isinstance(value, str):
         return str.__str__(value)
-    if isinstance(value, int) and not isinstance(value, bool):  # a bool as a key is refused
+    if isinstance(value, int) and not isinstance(value, bool):  # a bool comes here only as a key, and is refused
         return int(value)
     if isinstance(value, float):
         return float(value)

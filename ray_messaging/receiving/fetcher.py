@@ -31,9 +31,9 @@ _TRANSACTION_OPEN = (
 
 
 class FetchedRows(NamedTuple):
-    """Messages taken out of the inbox, as slices of batches. Together they are the rows from `low` to before `high`.
+    """Messages taken out of the inbox, as slices of batches. They are the rows `low` to `high` - 1 of the mailbox.
 
-    The rows of a mailbox are numbered in the order in which they are taken. `passed` says that messages, or frames
+    The rows of a mailbox are numbered in the order in which they are taken. `passed` is true if messages, or frames
     without messages, were taken, so that the cursor can move.
     """
 
@@ -96,11 +96,11 @@ class FetchGate:
             raise
 
     def conclusion(self, state: bytes | None, *, sends: bool) -> Conclusion | None:
-        """Acknowledge the transaction's messages; return its changes of the mailbox.
+        """Acknowledge the transaction's messages; return what the server must write about the mailbox.
 
-        Return None if the transaction has fetched, changed and sent nothing.
+        Return None if the transaction has fetched nothing, sends nothing, and leaves the mailbox's state as it was.
 
-        Args: `sends` says that the transaction sends messages.
+        Args: `state` is the mailbox's new state. `sends` is true if the transaction sends messages.
         """
         assert self._commits is not None
         assert self._before is not None
@@ -122,7 +122,7 @@ class FetchGate:
     def commit(self, conclusion: Conclusion | None) -> None:
         """End the transaction, after the server has written its changes.
 
-        Args: `conclusion` has the changes of the mailbox; None: there was nothing to write.
+        Args: `conclusion` is what the server has written about the mailbox; None: there was nothing to write.
         """
         self._inbox.discard_kept()
         if conclusion is not None and self._commits is not None:
@@ -277,8 +277,8 @@ class Fetcher:
         committed.
 
         Args:
-            limit: The most messages; None: no limit.
-            timeout: Seconds to wait; None: no limit.
+            limit: How many messages are taken at most; None: no limit.
+            timeout: Seconds to wait for the first message; None: no limit.
             check: A function that raises an error if the caller may not take messages any more. If it returns True, no
                 messages are taken.
             complete: Take all messages that the mailbox has now.

@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 # The server's answer to the call that closes a step, the facts in this call, and the step's counts.
 _Ended = tuple[Committed | Refused, Closing, StepCounts]
-_ROW_BYTES = 8  # the fewest bytes that a message takes in a frame besides its payload: an id (4) and its ordinal (4)
+_ROW_BYTES = 8  # besides its payload, a message in a frame has at least an id (4 bytes) and an ordinal (4 bytes)
 
 
 class AttemptSender:
@@ -61,8 +61,8 @@ class AttemptSender:
         self._announced = False  # whether the interceptor knows of this attempt
         self._known = False  # whether the directory is at least as new as it was when the step was opened
         self._number = 0  # the number of the next message
-        self.sealed = -1  # the last step that all groups have closed, as the answer to the last commit says
-        self._ended: list[InFlightBatch] = []  # the batches of the step whose rows have their fates
+        self.sealed = -1  # the last step that all groups have closed, according to the answer to the last commit
+        self._ended: list[InFlightBatch] = []  # the open step's batches of which all rows have fates
         self.boxes = AttemptBoxes(store, engine.name, attempt, step)
         self._destination = StepDestination(engine, self.boxes)
         account.audiences = self._destination.digests
@@ -79,7 +79,7 @@ class AttemptSender:
         self._destination.begin(opened.step)
         self._known = opened.directory >= 0
         if opened.directory != directory.version and (self._known or directory.audiences):
-            # The step needs the audiences' versions, and the agents' groups, that are valid in this step.
+            # The directory must have the versions of audiences, and the groups of agents, that are valid in this step.
             await self.reload()
             self._known = True
         if directory.audiences.has_positions() and await self.moved.follow(opened.step, directory):
@@ -93,12 +93,13 @@ class AttemptSender:
         Return the server's answer about the next step (None: the server did not say anything about it), and the step's
         counts.
 
-        Args: `changed` says that the step has changed the group's state. With `go_on`, the same call asks the server to
-        open the next step.
+        Args: `changed` is true if the step has changed the group's state. With `go_on`, the same call asks the server
+        to open the next step.
         Raises: StepAborted if not all messages reached the server; StepTooLarge if a receiver's box is full;
-        UndeclaredSend for a send to a group that was declared not to hear this group; ConfigError if the collected
-        series have another shape than in earlier steps; MailboxFull if the server has no memory for series and calls;
-        Fenced if another driver has taken over the group.
+        PayloadMismatch if a schema refuses a payload; UndeclaredSend for a send to a group that was declared not to
+        hear this group; UnknownName, InvalidColumns or ConfigError for a `step.move` that cannot be made; ConfigError
+        if the collected series have another shape than in earlier steps; MailboxFull if the server has no memory for
+        series and calls; Fenced if another driver has taken over the group.
         """
         if step.moves:
             await self._write_moves(step.moves, step.number)
@@ -129,11 +130,12 @@ class AttemptSender:
         return closed.following, counts
 
     async def _close(self, step: int, closing: Closing, *, go_on: bool) -> Committed | Refused:
-        """Close a step.
+        """Close a step, and return the server's answer.
 
-        While the server's memory is full, wait until the event log has fetched earlier series and calls.
+        While the server's memory is full, wait until the event log has fetched earlier series and calls, which frees
+        memory.
 
-        Raises: MailboxFull if this takes longer than MessagingConfig.send_timeout_s.
+        Raises: MailboxFull if the memory is still full after MessagingConfig.send_timeout_s seconds.
         """
         clock, backoff = asyncio.get_running_loop().time, Backoff(FULL_MAILBOX_RETRY)
         deadline = clock() + self._engine.settings.send_timeout_s
@@ -153,9 +155,9 @@ class AttemptSender:
     async def _announce(self, step: int) -> None:
         """Send the interceptor an empty batch, so that it knows of this attempt at the step.
 
-        The interceptor then undoes what an earlier attempt at this step has changed in its state. Without the empty
-        batch it would not know of the attempt if the step sends no messages, or if delegated rules let all of them
-        pass.
+        The interceptor then undoes what an earlier attempt at this step has changed in the rules' state. Without the
+        empty batch, the interceptor would not learn of this attempt if the step sends no messages, or if delegated
+        rules let all messages pass.
         """
         try:
             await self._engine.verdict_client.judge(no_messages(self._group, step, self._attempt))
@@ -184,10 +186,10 @@ class AttemptSender:
                 )
 
     def _closing(self, step: Step, rows: int, *, changed: bool) -> tuple[Closing, StepCounts]:
-        """Return the facts with which a step is closed, and its counts.
+        """Return the facts with which a step is closed, and the step's counts.
 
-        Args: `rows` is the number of rows that the step has written to boxes. `changed` says that the group's state has
-        changed.
+        Args: `rows` is the number of rows that the step has written to boxes. `changed` is true if the group's state
+        has changed.
         """
         sent = [(each.outgoing, each.outcome) for each in self._ended]
         counts = self._account.of_step(step.number, sent)
@@ -201,15 +203,16 @@ class AttemptSender:
     ) -> _Ended | None:
         """Send and close a step in one call; return None, and write nothing, if this is not possible.
 
-        It is possible if the step sends messages, no schema is declared, and all frames fit into one call. The fates of
-        all rows are known before the call, because the call writes everything or nothing.
+        One call is enough if the step sends messages, no schema is declared, all frames fit into the call, and the
+        server can write all of them. The fates of all rows are known before the call, because the call writes
+        everything or nothing.
         """
         destination = self._destination
         least = sum(batch.nbytes + _ROW_BYTES * len(batch) for batch in batches)
         if not batches or destination.schemas.version or least > CALL_BYTES:
             return None
         first, closed = self._number, None
-        with suppress(MailboxFull):  # a server whose memory is full still accepts a call that only closes the step
+        with suppress(MailboxFull):  # if the server's memory is full, `commit` tries separate calls
             frames = await self._arrived(self._frames_of(batches), step.number)
             if frames:
                 await self._arrived(destination.keep_agents(), step.number)
@@ -246,7 +249,7 @@ class AttemptSender:
         return frames if len(frames) == sum(len(queue.frames) for queue in destination.queues.values()) else []
 
     def _settle(self, frames: Sequence[OutboundFrame]) -> None:
-        """Set the fates that the rows of frames will have if the call succeeds."""
+        """Set the fates that the rows of frames will have if the call that commits the step succeeds."""
         boxed: Counter[InFlightBatch] = Counter()
         for frame in frames:
             boxed[frame.in_flight] += frame.rows if in_box(frame) else 0
@@ -346,7 +349,10 @@ class AttemptSender:
         return StepAborted(text, step=step, group=self._group)
 
     async def _answer(self, call: Awaitable[T], step: int) -> T:
-        """Return the server's answer to a commit; raise StepAborted if no answer arrives."""
+        """Return the server's answer to a commit.
+
+        Raises: StepAborted if no answer arrives; MailboxFull if the server's memory is full.
+        """
         try:
             return await call
         except MailboxFull:

@@ -24,7 +24,7 @@ class UnreadFrames(NamedTuple):
     All entries that the reader of the old mailbox has not fetched, up to the entry `last`, are marked as acknowledged.
     Their messages are then written again: messages for agents that stay, as the frames `stay`, into the same mailbox;
     messages for agents that leave, as the frames `go`, into the target's mailbox. Without a target, `go` become dead
-    letters, with `reason`. `cursor`, `messages`, `nbytes` and `acks` are as in a transport's `commit`. `epoch` is the
+    letters, with `reason`. `cursor`, `messages`, `nbytes` and `acks` are as in `Conclusion`. `epoch` is the
     epoch of the mailbox's reader. `number` counts the reader's attempts at moves under this epoch, from 1.
     """
 
@@ -45,8 +45,9 @@ class MoveAttempt(NamedTuple):
 
     `record` is the new record of the mailbox that the agents leave, and `target` the new record of the target (None: no
     target). Both were made from the directory of mailboxes at `version`. If the directory has changed since, the
-    attempt is refused. In an experiment with steps, `unread` is None: the messages stay in the boxes of the old group,
-    and the new group reads them there. A box has the messages that one mailbox reads in one step.
+    attempt is refused. `unread` says what the move does with unfetched messages. In an experiment with steps it is
+    None: the messages stay in the boxes of the old group, and the new group reads them there. A box has the messages
+    that one mailbox reads in one step.
     """
 
     record: MailboxRecord
@@ -66,7 +67,7 @@ class MoveOutcome(IntEnum):
     FULL = 3  # the target is full
     TOO_LARGE = 4  # a frame would exceed the target's limit even if the target were empty
     LOG_FULL = 5
-    GONE = 6  # the target's mailbox does not exist, or the target's group is not in the steps, or leaves them
+    GONE = 6  # the target's mailbox does not exist, or its group is not in the steps, or is leaving them
     OVER = 7  # the attempt was given up before this call reached the server
     NOT_YET = 8  # in an experiment with steps: the target does not take part in the next step yet
 
@@ -82,14 +83,14 @@ class Attempted(NamedTuple):
     since: int = 0
 
 
-_ENTRIES = 64  # the most entries in one reply
+_ENTRIES = 64  # one reply has at most this many entries
 
 
 class RedisMoves:
     """Moves of agents between the mailboxes of one experiment.
 
-    Any call may be repeated; its effect happens once. In an experiment with steps, a repeated `move` may find that the
-    directory has changed, because the first attempt of this call changed it.
+    Any call may be repeated, and takes effect only once. In an experiment with steps, a repeated `move` may return
+    STALE_DIRECTORY, because the first call has changed the directory.
 
     Args: `born` maps each mailbox that this process reads to a number, which distinguishes the mailbox from earlier and
     later mailboxes of the same name.

@@ -62,7 +62,7 @@ class InterceptorHost:
 
     It answers senders over a socket, and stores the rules and their state.
 
-    Args: `actor` is the handle of the actor.
+    Args: `actor` is the handle of the interceptor's actor.
     """
 
     def __init__(self, spec: InterceptorSpec, redis: ServerConfig, actor: object = None) -> None:
@@ -261,7 +261,7 @@ class InterceptorHost:
     async def hold_steps(self, name: str) -> int:
         """Let no further step begin, even if somebody calls `resume`. Return the last step that may have begun.
 
-        Calls of an actor can overtake each other. So if `release_steps` was already called with this name, steps are
+        Calls to an actor can overtake each other. So if `release_steps` was already called with this name, steps are
         not held.
         """
         async with self._holding:

@@ -34,7 +34,8 @@ class ServerActor:
         fsync: Whether data in a `data_dir` are written to the disk each second.
         log_dir: The folder of the event log. If all other processes die, the server's guard, the process that starts
             and stops the server, completes the log from the server's data. None: there is no log.
-        program: The server's program that the driver has chosen by RAY_MESSAGING_SERVER. None: the usual one.
+        program: The server program that the driver has chosen by the variable RAY_MESSAGING_SERVER. None: the usual
+            one.
     """
 
     def __init__(

@@ -64,7 +64,10 @@ async def value_of(waiting: Waiting, ref: Any, *, actor_name: str, sends: bool =
 
 
 def wait_dead(actor: Any) -> None:  # noqa: ANN401 - a Ray actor handle
-    """Wait, for two seconds at most, until this process knows that a killed actor is dead: later calls raise Closed."""
+    """Wait, for two seconds at most, until this process knows that a killed actor is dead.
+
+    After that, calls to the actor raise Closed.
+    """
     deadline = time.monotonic() + _DEATH_S
     while known_dead(actor) is False and time.monotonic() < deadline:
         time.sleep(_GLANCE_S)
@@ -125,7 +128,7 @@ def translated(
 ) -> Exception:
     """Return the error that the actor raised, or if the actor is gone, Closed or OutcomeUnknown.
 
-    Args: `sends` says that the call was a send, so that it may have had its effect before the actor was gone.
+    Args: `sends` is true if the call was a send, which may have had its effect before the actor was gone.
     """
     cause = getattr(error, "cause", None)
     if isinstance(cause, MessagingError):
@@ -185,7 +188,7 @@ class ExperimentConnection:
     """An experiment and the handle of its interceptor.
 
     The pickle of a connection never contains the server's password. An unpickled connection asks the interceptor for
-    the password when it needs it.
+    the password as soon as the password is needed.
     """
 
     def __init__(self, experiment: Experiment, interceptor: Any) -> None:  # noqa: ANN401 - a Ray actor handle

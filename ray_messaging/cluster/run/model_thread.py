@@ -31,8 +31,8 @@ class ModelThread:
     """One thread for all calls of a model, with an event loop of its own for async models.
 
     If the last call of the model took at most 20 ms, the next call blocks the actor's own event loop until the call
-    ends, but for at most 20 ms. This is faster than waking that loop for the result, which takes up to a twentieth of a
-    small step, but other calls of the actor may be delayed by 20 ms.
+    ends, but for at most 20 ms. This saves the time to wake that loop for the result, up to a twentieth of a small
+    step. In return, other calls to the actor may be delayed by 20 ms.
     """
 
     def __init__(self) -> None:
@@ -181,7 +181,7 @@ class Holder:
 
         The agent is None, and the seconds are 0, if no agent's code has run for at least BLOCKING_S seconds.
 
-        Args: `now` is the value of `perf_counter`, by which code that still runs is timed.
+        Args: `now` is the present value of `perf_counter`, up to which a turn that has not ended is measured.
         """
         turn = self._now
         running = (None, 0.0) if turn is None or now - turn[1] < BLOCKING_S else (turn[0], now - turn[1])

@@ -22,7 +22,7 @@ from ray_messaging.inspector.pages.layout import (
 from ray_messaging.inspector.web.answer_cache import AnswerCache
 
 _DEPTHS = [1, 2, 3, 4]
-_STEPS = 10  # the most steps for which effects are shown
+_STEPS = 10  # effects are shown for at most this many steps
 _LEAF = 36  # the height of the tree's chart, in pixels, for each leaf of the tree
 
 

@@ -10,7 +10,7 @@ from ray_messaging.model.fates import STORED
 
 AGENTS = 60
 PAIRS = 12
-MOST = 500_000  # the most rows that are counted; if there are more, a sample is counted
+MOST = 500_000  # if there are more rows than this, only a sample of the rows is counted
 
 
 def society_of(log: EventLog, *, after: int = -1) -> BusiestAgents:

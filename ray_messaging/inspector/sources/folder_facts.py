@@ -38,12 +38,12 @@ from ray_messaging.transports.step_values import CollectedKind
 
 T = TypeVar("T")
 
-_SERIES_FILES = 8  # the most files of collected values, of some MB each; more would be too many for a page
-_MOST, _LONGEST = 15, 400  # the most lines of the run's record that are shown, and the most characters of each
+_SERIES_FILES = 8  # a page can show the collected values of at most this many files, of some MB each
+_MOST, _LONGEST = 15, 400  # how many lines of the run's record are shown at most, and how many characters of each
 
 
 class FolderFacts(RunFacts):
-    """Source for the folder of a log. The log's rows are counted once, and again after the log has grown."""
+    """Facts about a run, read from the folder of its log. Rows are counted once, and again after the log has grown."""
 
     def __init__(self, log_dir: str | Path, beside: str | Path | None = None) -> None:
         """Open a folder, and the folder of another run for comparison; raise LogError if one of them has no log."""
@@ -111,7 +111,10 @@ class FolderFacts(RunFacts):
         return super().calls()
 
     def agent(self, agent: str) -> AgentFacts:
-        """Return facts about one agent, with the last values that `collect` recorded of the agents."""
+        """Return facts about one agent.
+
+        They include the values that `collect` recorded of this agent in the last step with values of agents.
+        """
         found = super().agent(agent)
         return replace(found, state=in_words(self._once(self._last).get(found.name, {})))
 

@@ -26,8 +26,8 @@ class StepAttempts:
 
     If a group runs a step again, it does so in a new attempt. The changes of an attempt are kept apart from the rules'
     tables, in a layer: a new attempt at the same step drops the layer, and the group's next step merges it into the
-    tables. While a batch waits for slow rules, its changes are in a second layer, which is not saved. So if the
-    interceptor dies, its successor judges the batch anew.
+    tables. While a batch waits for slow rules, the changes that it made are in a second layer, which is not saved. So
+    if the interceptor dies, the next interceptor judges the batch anew.
 
     `kept` has, for each group, the step and the number of the attempt whose layer is saved. `answers` has, for each
     group, the keys of the interceptor's answers to the batches of the latest attempt.
@@ -68,7 +68,7 @@ class StepAttempts:
         return [key for key, found in asked if found != self._latest[found.group]]
 
     def keeps(self, key: str) -> bool:
-        """Return whether a key belongs to an answer to a batch that its group sent in its latest attempt at a step."""
+        """Return whether a key belongs to the answer to a batch of a group's latest attempt at a step."""
         found = attempt_of(key)
         return found is not None and key in self.answers.get(found.group, ())
 

@@ -217,11 +217,11 @@ CHANGED = [
     *(
         (
             {"n": value},
-            r'payload\["n"\](\[\d\]|\["n"\])? is .*, and a number in JSON has at most 4,299 digits: send a str',
+            r'payload\["n"\](\[\d\]|\["n"\])? is .*, and JSON readers accept at most 4,299 digits: send a str',
         )
         for value in (LONG, -(10**4300) + 1, [1, LONG], (LONG,), {LONG}, np.array([LONG]), Whole(n=LONG))
     ),
-    ({"n": {LONG: 1}}, r'payload\["n"\] has the key <int of about 5,001 digits>, and a number in JSON has at most'),
+    ({"n": {LONG: 1}}, r'payload\["n"\] has the key <int of about 5,001 digits>, and JSON readers accept at most'),
     ({LONG: {1: object()}}, r"payload has the key <int of about 5,001 digits>"),
     ({"at": (LONG, object())}, r'payload\["at"\]\[0\] is <int of about 5,001 digits>'),
 ]
