@@ -15,7 +15,7 @@ def parts_of(payload: object) -> list[Part]:
     """Return a payload as the parts of an A2A message.
 
     A payload that is a str becomes a text part. If a payload is a dict with a str as its `content`, this str becomes a
-    text part, and the other fields become a data part. Any other payload becomes a data part.
+    text part, and the other fields, if there are any, become a data part. Any other payload becomes a data part.
 
     Raises: InvalidPayload if A2A cannot carry a value of the payload, or would change it.
     """
@@ -41,9 +41,9 @@ def _parts_of(payload: object) -> list[Part]:
 def payload_of(parts: Sequence[Part]) -> dict[str, Any]:
     """Return the payload for the parts of an A2A message.
 
-    The field `content` has the texts of all text parts, joined by line breaks. If the only data part is a JSON object,
-    the object's fields become fields of the payload, unless it has a `content`, too, and there are texts. Otherwise the
-    field `data` has a list of the data of all data parts.
+    If there are text parts, the field `content` has their texts, joined by line breaks. If there is one data part, a
+    JSON object, the object's fields become fields of the payload. In all other cases, the field `data` has a list of
+    the data of all data parts. This is also so if there are text parts, and the one object has a field `content`.
 
     Raises: InvalidPayload for a part that is neither text nor data, such as a file, for data that are not JSON, such as
     NaN, or if there are no parts.

@@ -43,7 +43,7 @@ def _prctl(option: int, value: int) -> None:
 def pidfd(pid: int) -> int | None:
     """Return a file descriptor that can be read once the process has ended.
 
-    Return None if the process has ended already, on an old kernel, and elsewhere than on Linux.
+    Return None if the process has ended already, if the kernel is too old, and outside Linux.
     """
     if sys.platform == "linux":
         with suppress(OSError):
@@ -72,7 +72,7 @@ def is_alive(pid: int) -> bool:
     return True
 
 
-_ended: dict[int, str] = {}  # by pid, how children have ended, if `waitpid` has made the system forget the child
+_ended: dict[int, str] = {}  # by pid, how children have ended: `waitpid`, unlike `waitid`, tells this only once
 
 
 def how_ended(pid: int) -> str | None:
@@ -152,7 +152,7 @@ class OwnProcess(NamedTuple):
 
 
 def own_processes() -> Iterator[OwnProcess]:
-    """Yield this user's processes; none elsewhere than on Linux."""
+    """Yield this user's processes. Outside Linux, yield none."""
     for folder in PROCESSES.glob("[0-9]*"):
         try:
             if folder.stat().st_uid == os.getuid():

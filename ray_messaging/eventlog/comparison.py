@@ -14,7 +14,7 @@ from ray_messaging.eventlog.plot import new_figure
 from ray_messaging.eventlog.reading.step_digests import Difference, Rows, beside, unequal
 from ray_messaging.model.fates import BLOCKED, DELIVERED, FATES, facts_of
 
-_SHOWN = 20  # the most steps that the text of a comparison shows
+_SHOWN = 20  # how many steps the text of a comparison shows at most
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +49,7 @@ class Comparison:
         return figure
 
     def headline(self) -> str:
-        """Return a sentence that names the first message in which the runs differ."""
+        """Return a sentence that names the first message in which the runs differ, or says that no message differs."""
         if self.first is None:
             return "The runs sent the same messages."
         at = self.first
@@ -74,7 +74,8 @@ def compare(mine: EventLog | str | Path, theirs: EventLog | str | Path) -> Compa
     The result has `first`, the first message that differs (None: no message differs), and `to_pandas()`, with a row for
     each step: the numbers of messages in each run, and how many differ.
 
-    The messages of each agent are compared, with their recipients and their order. Message ids are not compared.
+    The messages of each agent are compared: their contents, recipients, order, fates and labels. Message ids are not
+    compared.
 
     Raises: LogError if a folder contains no event log; ConfigError if a run had no steps, or if neither run sent a
     message in a step.

@@ -54,17 +54,17 @@ POSITION = pa.field("position", pa.int64(), nullable=False)
 
 _TYPED = "payload."  # names of typed columns begin with this, or with `_OF_TYPE` and a type
 _OF_TYPE = "payload["
-# Under this key, the metadata of tables and files with typed payloads have the text with which channels begin.
+# The key of the text with which channels begin, in the metadata of tables and files with typed payloads.
 _HEAD = b"channel_head"
 
 _NAME = pa.dictionary(pa.int32(), pa.string())
 
 # An int id is in from_id or to_id, a str id in from_name or to_name. from_id and from_name are both null for a message
 # from the user, the person outside the simulation. to_id and to_name are both null for a message to the user or on a
-# plain channel, and in a row that stands for several hearers of a broadcast. `entry` and `row` say at which place of
-# its stream a row was read. They give the order of the rows of one mailbox, and are unique together with `mailbox` and
-# `noted`. `noted` is true for rows from the log stream, which are blocked, published, undeliverable or rewritten
-# messages.
+# plain channel, and in a row that stands for several hearers of a broadcast. `entry` and `row` give the place in a
+# stream at which the row was read. The rows of one mailbox are in the order of `entry` and `row`. `entry`, `row`,
+# `mailbox` and `noted` together are unique. `noted` is true for rows from the log stream, which are blocked, published,
+# undeliverable or rewritten messages.
 SCHEMA = pa.schema(
     [
         pa.field("message_id", pa.string(), nullable=False),
@@ -148,14 +148,17 @@ def sent_name(name: str) -> str:
 
 
 def plain_name(name: str) -> str:
-    """Return a typed column's name without its type. Files use this name for `payload.x` if x has only one type."""
+    """Return a typed column's name without its type, such as `payload.x`.
+
+    If x has several types, only one of its columns in a file has this name, and the others have names with types.
+    """
     return f"{_TYPED}{sent_name(name)}"
 
 
 def name_with_type(name: str, kind: str) -> str:
     """Return a typed column's name with its type, as `ColumnType` spells it.
 
-    Vectors of all lengths are in the same column.
+    The name leaves out the length of vectors, so vectors of all lengths are in the same column.
     """
     return f"{_OF_TYPE}{kind.partition(' of ')[0]}].{name}"
 
@@ -183,7 +186,7 @@ def _spelled(kind: pa.DataType) -> str:
 def joined_rows(batches: Iterable[pa.RecordBatch]) -> pa.Table:
     """Join rows of several tables. A row has null in the columns that its table lacks.
 
-    The names of typed columns contain their types.
+    In `batches`, the names of typed columns must contain their types.
     """
     tables = [pa.Table.from_batches([batch]) for batch in batches]
     heads = [table.schema.metadata for table in tables if table.schema.metadata]
@@ -300,7 +303,7 @@ def parquet_options(stored: pa.Table) -> dict[str, Any]:
         "write_statistics": [*_STATISTICS, *map(_path, typed)],
         "write_batch_size": ROW_GROUP_ROWS,
         "write_page_index": True,
-        # With the checksum, which takes 3% of the time, reading a damaged page raises an error.
+        # Checksums take 3% of the time of writing. With them, reading a damaged page raises an error.
         "write_page_checksum": True,
         "store_schema": False,
     }

@@ -140,7 +140,7 @@ def report_usage(
     if not _are_counts(given, cached, output):
         raise ConfigError(
             f"input_tokens={given!r}, cached_tokens={cached!r}, output_tokens={output!r}: numbers of "
-            "tokens must be whole and at least 0, and cached_tokens at most input_tokens"
+            "tokens must be whole and at least 0, but below 2**40, and cached_tokens at most input_tokens"
         )
     if meter is not None:
         meter.add(named if model is None else model, given, cached, output)

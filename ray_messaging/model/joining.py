@@ -110,7 +110,8 @@ def joined_batches(parts: Sequence[Batch]) -> Batch:
 def _by_row(values: Sequence[Any], rows: Sequence[int], dtype: type[np.generic]) -> Any:  # noqa: ANN401 - an array of this type
     """Join the values of several batches to an array with a value for each row.
 
-    Each of `values` is a batch's array, or one value for all rows of the batch. `rows` are the numbers of rows.
+    Each of `values` is a batch's array, or one value for all rows of the batch. `rows` has the number of rows of each
+    batch.
     """
     if not any(isinstance(value, np.ndarray) for value in values):
         return np.repeat(np.array(values, dtype), rows)

@@ -22,8 +22,8 @@ OUTSIDE = ""  # the name that frames from outside of the steps have in place of 
 SUPERVISOR = ":rules"
 NOTES = ":log"  # the box of notes for the event log; no user's mailbox has a colon in its name
 PUBLICATIONS = ":out"  # the box of messages for plain channels
-PLACES = ":places"  # the box of agents' new positions, which all groups read
-STANDSTILL = -(2**31)  # a hold at this position is so far behind that no step begins, even after `resume`
+PLACES = ":places"  # the box of agents' new positions in space (see `step_moves`), which all groups read
+STANDSTILL = -(2**31)  # with a hold (see `RedisSteps.hold`) at this position no step begins, even after `resume`
 RULE_CHANGE, CTRL_C = "a change of the rules", "Ctrl-C"  # names of holds at position STANDSTILL
 CHECKPOINT = "a checkpoint"  # the name of a hold that prevents all steps after its position
 # An agent's answer to an asker outside of the steps is first written to a box. The box's name begins with this
@@ -47,8 +47,8 @@ class StepSettings(NamedTuple):
     groups: int = 0  # step 0 waits until this number of groups has joined
     window: int = 8  # how many steps a group may be ahead of the slowest group
     horizon: int = 64  # how many steps ahead a message may be sent
-    # How many steps a hold may be behind. It is at most `horizon`, because a step's counts are kept for `horizon`
-    # steps.
+    # How many steps a hold (see `RedisSteps.hold`) may be behind the step that opens. `lag` is at most `horizon`,
+    # because a step's counts are kept for `horizon` steps.
     lag: int = 64
     lag_large: int = 4  # replaces `lag` while the boxes that are kept for holds exceed `lag_bytes`
     lag_bytes: int = LAG_BYTES
@@ -59,7 +59,7 @@ class StepSettings(NamedTuple):
     @classmethod
     def of(cls, steps: "Steps") -> "StepSettings":
         """Return the settings that a user gave, with defaults for those that a user cannot set."""
-        # With "neighbours", calls of agents begin earlier, but a group still waits for all groups.
+        # With "neighbours", agents call language models before a step opens, but steps still wait for all groups.
         wait_for = WaitFor.ALL if steps.wait_for == "neighbours" else WaitFor(steps.wait_for)
         return cls(steps.seed, wait_for, groups=steps.groups or 0, digest=steps.digest)
 
@@ -67,8 +67,8 @@ class StepSettings(NamedTuple):
 class Driver(NamedTuple):
     """A task that takes a group through its steps. Each time that the task begins again, its `start` must be higher.
 
-    A driver with the same `start` would get the same attempt number again. The server would then take its new frames
-    for repeated ones, because their numbers are the same.
+    If the task began again with the same `start`, it would get the same attempt number again. Because of the equal
+    numbers, the server would take the new frames for repeated ones.
     """
 
     task: str
@@ -142,9 +142,9 @@ class Reason(StrEnum):
 class Waiting(NamedTuple):
     """A step that cannot be opened yet.
 
-    `names` has some of the groups, or of the readers such as the event log, for which the step waits. `total` is how
-    many there are in all. In the answer to a call of `close`, `names` is empty. `news` is a position in the stream on
-    which the server tells of changes in the steps.
+    The step waits for `total` groups, or for `total` readers such as the event log. `names` has some of their names. In
+    the answer to a call of `close`, `names` is empty. `news` is a position in the stream on which the server tells of
+    changes in the steps.
     """
 
     step: int
@@ -238,9 +238,9 @@ class Refused(NamedTuple):
     """A step that cannot be closed. The attempt at it must end, and its messages are not delivered.
 
     There are three possible reasons. The server has `rows` rows of this attempt, but the group stated another number.
-    The group sent to the mailboxes in `deaf`, although it was declared that they get no messages from the group. Or
-    `series` is the first line of the run's recorded series, which describes them, and the group's series have another
-    first line.
+    The group sent to the mailboxes in `deaf`, although no call has declared that they hear the group. Or the group's
+    recorded series do not have the columns of the run's earlier series: the first line, which describes the columns, is
+    not `series`.
     """
 
     step: int
@@ -258,7 +258,7 @@ class StepTag(NamedTuple):
 
 
 class BoxFrame(NamedTuple):
-    """A frame in a box, which has the messages that one mailbox reads in one step.
+    """A frame in a box. A box has the messages that one mailbox reads in one step.
 
     The group OUTSIDE stands for senders outside of the steps. For a frame of this group, `first` is how many rows of
     the group are before the frame in the box. In the box NOTES, `note` is the note for the event log about the frame.
@@ -298,11 +298,12 @@ class ClosedStep(NamedTuple):
 
 
 class GroupProgress(NamedTuple):
-    """Progress of a group: its last closed step, open step, driver, and the ms since its last change.
+    """Progress of a group. `closed` is the group's last closed step, and `open` its open step (None: there is none).
 
-    `open` is None if no step is open, and `driver` is None if there is no driver. The group takes part in the steps
-    from `since` on, up to the one before `until` (None: without end). `silent_ms` is the time since the driver's last
-    call to the server. It is a few seconds at most while the driver lives and reaches the server.
+    `driver` is None if the group has no driver. `idle_ms` is the time since the last change of `closed`, `open`,
+    `driver` or `until`. The group takes part in the steps from `since` on, up to the one before `until` (None: without
+    end). `silent_ms` is the time since the driver's last call to the server. It is a few seconds at most while the
+    driver lives and reaches the server.
     """
 
     closed: int
@@ -350,7 +351,7 @@ class Progress(NamedTuple):
     def waiting_for(self) -> dict[str, int]:
         """Return the groups for which the next step waits, with the step that each of them has to close.
 
-        If no group has to close a step, but the supervisor has to, return the supervisor's name instead.
+        If no group has to close a step, but the supervisor has to, return the supervisor's name and step instead.
         """
         found = {
             name: group.closed + 1

@@ -126,7 +126,7 @@ class InterceptorActor:
 
         A sender makes this Ray call if it does not ask over a socket.
 
-        Args: `patient` says that the request is about messages that wait for a slow rule, so the answer may take long.
+        Args: `patient` is True if the request is about messages that wait for a slow rule: the answer may take long.
         `exp_id` is the messager's experiment.
         """
         self._check_ours(exp_id)

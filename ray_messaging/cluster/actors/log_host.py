@@ -32,7 +32,7 @@ from ray_messaging.transports.server_facts import kind_and_version
 from ray_messaging.transports.step_values import CollectedKind
 from ray_messaging.transports.transport_values import Limits
 
-PAGE = 4096  # the most rows of one answer
+PAGE = 4096  # how many rows one answer has at most
 # The name under which the server stores the time of the last call of `LogHost.clear`, in ms.
 _CLEARED = "cleared"
 
@@ -144,8 +144,8 @@ class LogHost:
 
         The caller must have locked the folder.
 
-        Args: `before` is the start that had a log on the server before this one, or "". `lacks_steps` says that a run
-        in steps is resumed, but the server has no steps of it.
+        Args: `before` is the start that had a log on the server before this one, or "". `lacks_steps` is True
+        if a run in steps is resumed, but the server has no steps of it.
         """
         run, reset = self._experiment.run, self._on_existing == "reset"
         segments, account = self._folder.segments(any_schema=reset), folder_records.read_account(self._folder)
@@ -179,7 +179,7 @@ class LogHost:
 
         The folder is not removed.
 
-        Args: `killed` says that the driver was killed.
+        Args: `killed` is True if the driver was killed.
         """
         try:
             delta = await self._transport.load_directory(-1)
@@ -272,10 +272,10 @@ class LogHost:
         return View(self._folder, segments, live)
 
     async def since(self, seen: Seen, arguments: dict[str, Any]) -> tuple[pa.Table, Seen]:
-        """Return rows after the position `seen` that match `arguments`, and the position of the last examined row.
+        """Return rows after the position in `seen` that match `arguments`, and a `Seen` for the next call.
 
-        Pass this position as `seen` in the next call. If an earlier process has read rows without writing them to a
-        file, these rows have new positions, so some may be returned twice. No row is missed.
+        The returned `Seen` has the position of the last examined row. If an earlier process has read rows without
+        writing them to a file, these rows have new positions, so some may be returned twice. No row is missed.
         """
         position = seen.position
         if seen.process not in {"", self._process}:

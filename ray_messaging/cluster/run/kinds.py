@@ -79,7 +79,10 @@ def check_kinds(model: object, start: object) -> None:
             raise ConfigError("model={} has no kind of agents: write {'trader': trader, 'book': book}")
         for kind in model:
             if type(kind) is not str or not kind:
-                raise ConfigError(f"model= has the kind {kind!r}: name each kind by a str, as in {{'trader': trader}}")
+                raise ConfigError(
+                    f"model= has the kind {kind!r}: name each kind by a str that is not empty, as in "
+                    "{'trader': trader}"
+                )
     if isinstance(start, Mapping):
         if not isinstance(model, Mapping):
             raise ConfigError(
@@ -131,7 +134,8 @@ def _ids_by_kind(agents: Any, model: Mapping[str, Any]) -> dict[str, Any]:  # no
     for agent, kind in zip(plain_ids(agents.index), agents[KIND].tolist(), strict=True):
         if type(kind) is not str or not kind:
             raise ConfigError(
-                f"agent {check_id(agent)!r} has no kind: the column {KIND!r} of agents= has {kind!r}, not a str"
+                f"agent {check_id(agent)!r} has no kind: in the column {KIND!r} of agents= the agent has {kind!r}, "
+                "but must have a str that is not empty"
             )
         ids.setdefault(kind, []).append(agent)
     return ids

@@ -61,8 +61,8 @@ class Ahead(NamedTuple):
     """The steps that agents may run now, and what they need to run the later ones of these steps ahead of time.
 
     The keys of `memories` are the current step and the later steps that agents may run ahead of time. The values are
-    the stores for the results of calls through `me.remember` in these steps. `payload_bytes` is the size of the largest
-    payload, and `horizon` the most steps by which a message may be delivered later than it is sent. `tell` is
+    the stores for the results of calls through `me.remember` in these steps. A payload may have up to `payload_bytes`
+    bytes, and a message may be delivered up to `horizon` steps after the step in which it is sent. `tell` is
     `AheadNews.tell`, which tells the other groups what agents have done ahead of time (None: nobody is told).
     """
 
@@ -104,8 +104,8 @@ def _rank(agent: AgentId) -> tuple[int, int, str]:
 class _ToldSent(NamedTuple):
     """What an agent of another group has sent in a step that it ran ahead of time.
 
-    `group` is the agent's group, which told this group the messages in `sent`. `begun` is how often `group` had
-    stopped its look-ahead, or begun it anew, before then. If that number has grown, `sent` may be wrong.
+    `group` is the agent's group, which told this group the messages in `sent`. `begun` is how often `group` had stopped
+    its look-ahead, or begun it anew, before it told them. If `group` has done so again since, `sent` may be wrong.
     """
 
     group: str
@@ -256,7 +256,8 @@ class LookAhead:
         self._misses = 0
         self._paused_until = -1
         self._in_vain = False  # whether calls were made ahead of time for the last step, which did not need them
-        # Whether the next step must begin the look-ahead anew, because an edge was not known, or news was wrong.
+        # Whether the next step must begin the look-ahead anew, because an edge was missing (see `_learn`), or because
+        # another group has told something else about an agent's step than before.
         self._wrong = False
         self._agents: Sequence[Agent] = []
         self._exp_id = ""
@@ -288,8 +289,8 @@ class LookAhead:
         self._inboxes: defaultdict[int, defaultdict[int, list[_Sent]]] = defaultdict(lambda: defaultdict(list))
         # By step and agent's place, how many messages the agent had in its inbox when it ran the step ahead of time.
         self._counts: defaultdict[int, dict[int, int]] = defaultdict(dict)
-        # By the agent's place, its real inbox in the step that the group itself runs now. The inbox is removed when a
-        # copy of the agent begins this step.
+        # By the agent's place: the agent's inbox in the step that the group itself runs now, for the agent's copy. The
+        # inbox is removed when the copy begins this step.
         self._real: dict[int, Messages] = {}
         self._ready: list[tuple[int, int]] = []  # a heap of (step, place of an agent that may begin this step)
         # By step, the places of agents that can begin this step, but wait until `_ahead.last` has reached it.
@@ -346,7 +347,7 @@ class LookAhead:
         self.places, self.seed = step.places, step.seed
         senders = self._senders_by_graph()
         self._tells.update(place for agent in self._answering if (place := step.places.place(agent)) >= 0)
-        # Agents to which exactly the same agents may send are counted together, as one circle.
+        # Agents to which exactly the same agents may send form one circle.
         together: dict[frozenset[int], list[int]] = {}
         for place, of_place in enumerate(senders):
             together.setdefault(frozenset(of_place), []).append(place)
@@ -375,7 +376,7 @@ class LookAhead:
     def _senders_by_graph(self) -> list[set[int]]:
         """Return, for each of the group's agents, the agents that may send to it, and the agent itself.
 
-        Agents are given by their places. This also adds to `_tells` the group's agents that may send to other groups.
+        Agents are given by their places. Also add the group's agents that may send to other groups to `_tells`.
         """
         place_of = self.places.place
         senders = [{place} for place in range(len(self.places))]
@@ -491,10 +492,11 @@ class LookAhead:
         return {task for calls in self._old for task in calls.under_way}
 
     async def end(self, closed: int) -> None:
-        """Stop running agents ahead of time, and wait until no call through `me.remember` is under way.
+        """Stop running agents ahead of time, and wait until the calls through `me.remember` have ended.
 
         Calls for steps after `closed`, the last step that the group has ended, are still needed if the run goes on
-        later. So these calls get CALLS_END_S seconds to end, and their results are kept. Other calls are cancelled.
+        later. So these calls get CALLS_END_S seconds to end, and their results are kept. All other calls are cancelled,
+        and get _END_S seconds to end.
         """
         self.stop()
         wanted: set[asyncio.Task[Any]] = set()
@@ -521,7 +523,7 @@ class LookAhead:
 
     @property
     def listens(self) -> bool:
-        """Return whether agents of other groups may send to agents of this group, so that `news` must be read."""
+        """Return whether agents of other groups may send to agents of this group, so that news must be read."""
         return bool(self._far)
 
     @property
@@ -602,7 +604,8 @@ class LookAhead:
     def _end(self, place: int, number: int, sent: Iterable[tuple[AgentId | None, int, _Sent]]) -> None:
         """Note that an agent has ended the step `number` ahead of time, and what it has sent.
 
-        Agents that have waited only for this agent become ready for the next step.
+        Agents that have waited only for this agent become ready for the next step, or are held until `_ahead.last` has
+        reached that step.
 
         Args: `place` is the agent's number in this look-ahead. Each item of `sent` is a recipient, the step of
         delivery, and the message.
@@ -683,7 +686,7 @@ class LookAhead:
         messages = [(each.to, each.deliver, _Sent(number, rank, *each[2:])) for each in sent]
         if number >= self._next[place]:
             self._end(place, number, messages)
-        else:  # the step itself has ended, so inboxes lack only its messages for steps after the current one
+        else:  # step `number` has ended, so only its messages for steps after the current one are not yet delivered
             self._deliver(place, [each for each in messages if each[1] > self._number])
 
     def _learn(self, sender: int, hearer: int) -> None:

@@ -74,8 +74,8 @@ class GroupPlan(NamedTuple):
     """The plan of one group of a run: its agents in ascending order, and their data and neighbours.
 
     `kinds` maps each kind of agents to the group's agents of that kind. It is empty if the run has one model for all
-    agents. `reached` says to which of its agents the agents of other groups have edges (None: no agent runs in a later
-    step ahead of time, so nobody needs to know).
+    agents. `reached` has those agents of the group to which agents of other groups have edges (None: no agent runs in
+    a later step ahead of time, so nobody needs to know them).
     """
 
     name: str
@@ -407,7 +407,7 @@ def _check_neighbours(neighbours: Mapping[AgentId, Sequence[AgentId]], groups: I
 class Homes:
     """Loader of the data and neighbours of agents that have come to a group from other groups.
 
-    When the first such agent is in the group, the data and neighbours of all groups' agents are added to its plan.
+    When the first such agent has come, the data and neighbours of all groups' agents are added to the group's plan.
 
     Args: `plan` is the plan of the group. `others` has, by group, an awaitable of the group's plan, for all groups.
     """

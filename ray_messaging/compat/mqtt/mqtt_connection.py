@@ -41,8 +41,8 @@ MISC_S: Final = 1.0  # seconds between two checks of the keepalive
 FOR_EVER_S: Final = 0xFFFFFFFF  # MQTT's number for a session that never expires
 # Seconds offline after which the broker drops a session that is not `lasting`.
 WHILE_AWAY_S: Final = 86_400
-# The most messages that a client publishes before the broker has acknowledged them. In the other direction the brokers'
-# default limits are 20 (Mosquitto) and 32 (EMQX).
+# How many messages a client publishes at most before the broker has acknowledged them. In the other direction the
+# brokers' default limits are 20 (Mosquitto) and 32 (EMQX).
 AT_ONCE: Final = 20
 STEADY_S: Final = 5.0  # if a connection ends after fewer seconds, two clients may be using the same name
 _SESSION_TAKEN_OVER: Final = 142
@@ -119,7 +119,7 @@ class Connection:
 
         def closed(_client: Client, _userdata: object, sock: Any) -> None:  # noqa: ANN401 - a socket, of TLS or not
             loop.remove_reader(sock)
-            # Otherwise the loop would go on to watch this file descriptor, which the next socket may get.
+            # The next socket may get the same file descriptor, which the loop must not watch for the old socket.
             loop.remove_writer(sock)
 
         def has_more(_client: Client, _userdata: object, sock: Any) -> None:  # noqa: ANN401 - a socket, of TLS or not
@@ -225,7 +225,7 @@ class Connection:
             answer.cancel()
         refused = [repr(name) for name, code in zip(filters, codes, strict=True) if code.is_failure]
         if refused:
-            raise self._refused(f"does not let this user subscribe to {', '.join(refused)}")
+            raise self._refused(f"does not let this user subscribe to {', '.join(refused)}: check the user's rights")
 
     async def _answer(self, number: int) -> Any:  # noqa: ANN401 - a code, or a list of them
         answer = self._acks[number] = self._loop.create_future()

@@ -24,7 +24,7 @@ class Read(NamedTuple):
     """Arguments of a read: the entry of each stream after which to read, and whether to `wait` for an entry."""
 
     cursors: dict[str, str]
-    limit: int  # the most entries to read of each stream
+    limit: int  # how many entries to read of each stream at most
     wait: bool
 
 
@@ -40,7 +40,7 @@ class WrittenEntry(NamedTuple):
 
 
 class StreamCursors:
-    """Positions in an experiment's streams. `cursors` maps each stream to its last entry in the log."""
+    """Positions in an experiment's streams. `cursors` maps each stream to the last entry that is wholly in the log."""
 
     def __init__(self) -> None:
         self.cursors: dict[str, str] = {}
@@ -56,7 +56,7 @@ class StreamCursors:
         self._changed: set[str] = set()
         self._entry_bytes = float(_GUESS)
         self._turn = 0
-        self._widening = 1.0  # a factor of the number of streams in a read, which grows with each empty read
+        self._widening = 1.0  # the number of streams in a read is multiplied by this; each empty read increases it
 
     def update(self, streams: LogStreams, ends: Mapping[str, str]) -> None:
         """Set the list of streams, and the last entry of each stream that ended."""
@@ -70,7 +70,8 @@ class StreamCursors:
     def next_read(self) -> Read:
         """Return the arguments of the next read.
 
-        The read covers all streams. If these could return too much, it covers only some streams, in turn.
+        The read covers all streams except finished ones. If so many streams could return too much, each read covers
+        only some of them, in turn.
         """
         entries = max(1, int(READ_BYTES // self._entry_bytes))
         names = [name for name in self.cursors if not self._done(name)]
@@ -95,9 +96,9 @@ class StreamCursors:
             self._widening *= _WIDENING
 
     def move(self, done: Iterable[WrittenEntry]) -> bool:
-        """Record that the rows of these entries are in the log, so that the next read begins after them.
+        """Record that the rows of these entries are in the log.
 
-        Returns: False, because the server does not wait for a file with these rows.
+        Returns: False: the server does not wait until these rows are in a file.
         """
         for item, messages, rows in done:
             if rows is None:
@@ -122,7 +123,7 @@ class StreamCursors:
     def take_marks(self) -> dict[str, LogMark]:
         """Return the marks of the streams whose marks have changed since the last call.
 
-        A mark says how far the log has read a stream.
+        A stream's mark has the stream's last entry in the log, and the messages and bytes that this writer has taken.
         """
         changed, self._changed = self._changed, set()
         return {name: self._marks[name] for name in changed}
@@ -137,7 +138,7 @@ class StreamCursors:
         return (messages, nbytes) if mark is None else (messages + mark.messages, nbytes + mark.nbytes)
 
     def finished(self) -> tuple[str, ...]:
-        """Return the streams that have ended and were read to their end."""
+        """Return the streams that have ended and are in the log up to their end."""
         return tuple(name for name in self._ended if self._done(name))
 
     def drop(self, names: tuple[str, ...]) -> None:
@@ -153,7 +154,7 @@ class StreamCursors:
         self._dropped.extend(names)
 
     def reached(self, name: str, entry: str) -> bool:
-        """Return whether a stream was read up to an entry."""
+        """Return whether the log has all entries of a stream up to `entry`. It has all entries of a dropped stream."""
         return key(self.cursors.get(name, START.entry)) >= key(entry) or name in self._dropped
 
     def _done(self, name: str) -> bool:
@@ -204,7 +205,7 @@ class Waiters:
             return
         self._asked.clear()
         with suppress(TimeoutError):
-            async with asyncio.timeout(timeout_s):  # `wait_for` is not used, because it could lose a cancellation
+            async with asyncio.timeout(timeout_s):  # `asyncio.wait_for` could lose a cancellation
                 await self._asked.wait()
 
     async def wait_change(self) -> None:

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-_DISTINCT = 20  # the most distinct errors that are recorded for one rule
+_DISTINCT = 20  # how many distinct errors are recorded for one rule; all further errors share one record
 _CHARS = 300  # an error's text is cut to this many characters
 _FURTHER = ("", "", "further errors")
 

@@ -132,7 +132,7 @@ class PairIndex:
 
 
 class _Bitmap:
-    """A Bloom filter with one hash for pairs of ints. It has 16 slots or more for each pair, and room to add pairs."""
+    """A Bloom filter with one hash for pairs of ints. It has 16 slots or more per initial pair, and room for more."""
 
     def __init__(self, pairs: list[tuple[int, int]]) -> None:
         size = max(_LEAST_SLOTS, 1 << (len(pairs) * _SLOTS_PER_PAIR).bit_length())
@@ -178,7 +178,7 @@ class Network(NamedTuple):
 def read_network(graph: Any, rule: str, name: str, *, ids: bool) -> Network:  # noqa: ANN401 - anything networkx-like
     """Read a graph that a rule was given.
 
-    Args: with `ids`, a list of members is also accepted, which makes a complete network.
+    Args: with `ids`, `graph` may also be a list of members. Then the network is complete.
     Raises: RuleError if `graph` is not a graph, InvalidAddress if an id is not valid.
     """
     pairs = edge_pairs(graph)
@@ -242,7 +242,7 @@ class Edges:
         hashes = hash_pairs(sources, targets)
         places = np.minimum(np.searchsorted(self._hashes, hashes), len(self._hashes) - 1)
         found: NDArray[np.bool_] = (self._sources[places] == sources) & (self._targets[places] == targets)
-        # If only the hash is equal, the edge may be one of the next entries with the same hash.
+        # If only the hash is equal, a later edge with the same hash may be the pair.
         for row in np.flatnonzero(~found & (self._hashes[places] == hashes)).tolist():
             found[row] = (int(sources[row]), int(targets[row])) in self._edges
         return found

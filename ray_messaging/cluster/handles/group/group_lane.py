@@ -36,8 +36,8 @@ from ray_messaging.interception.lane import JUDGE, NUMBER, REQUEST, WAITING, Lan
 
 logger = logging.getLogger(__name__)
 
-_OPENING_S = 2.0  # the longest wait to connect; a firewall may drop packets
-# The most seconds that one call waits: a call over the socket for messages, or a Ray call for answers. To wait longer
+_OPENING_S = 2.0  # how many seconds to wait for a connection; a firewall may drop packets
+# How many seconds a call waits at most: a call over the socket for messages, or a Ray call for answers. To wait longer
 # for messages, a handle makes a Ray call: a task that waits for Ray gives its processor to other tasks, such as the one
 # that sends the messages.
 WAIT_S = 0.5
@@ -47,9 +47,9 @@ _PATIENCE_S, _BYTES_PER_S = 1.0, 50 * 2**20
 _ENCRYPTED = os.environ.get("RAY_USE_TLS", "").lower() in {"1", "true"}
 _TIME = Packer("@ll")  # struct timeval
 _PREFIX = Packer("<I")
-_BEGINNING = Packer("<II")  # the size and the number with which each answer begins
-# The most concurrent sends of a connection. The actor accepts twice as many calls, because calls that were cancelled
-# here may still run in the actor.
+_BEGINNING = Packer("<II")  # an answer begins with its size and the number of its call
+# How many sends may run over one connection at the same time. The actor accepts twice as many calls, because calls that
+# were cancelled here may still run in the actor.
 _SENDS = WAITING // 2
 _SILENT = 5  # a connection is given up after this many checks in a row without an answer
 
@@ -81,7 +81,7 @@ class LaneRoute:
     def __init__(self) -> None:
         self.address: LaneAddress | None = None
         self.host = ""
-        self.by_ray_until = 0.0  # until this time, in monotonic seconds, Ray calls are made
+        self.by_ray_until = 0.0  # before this time (of `time.monotonic`) no new connection is tried
 
 
 class GroupLane:
@@ -121,7 +121,7 @@ class GroupLane:
             return found
 
     def _known(self) -> "Connection | None":
-        with suppress(IndexError):  # another thread may take the last idle connection
+        with suppress(IndexError):  # `pop` raises IndexError if no connection is idle
             while True:
                 found = self._idle.pop()
                 if found.alive():
@@ -134,8 +134,8 @@ class GroupLane:
         return None
 
     async def _open(self) -> "Connection | None":
-        # The actor's next process has another socket. This waits until that process runs, because a Ray call during the
-        # restart would take seconds to fail.
+        # If the actor's process has died, its next process has another socket. Wait until that process runs, because a
+        # Ray call during the restart would take seconds to fail.
         if self._lost:
             await wait_restart(self._waiting, self._actor, self._wait_s)
             self._route.address, self._lost = None, False
@@ -153,7 +153,7 @@ class GroupLane:
             # After a MessagingError or a ConnectionError the next call tries the socket again, because the actor may be
             # restarting.
             if not isinstance(error, MessagingError | ConnectionError):
-                self._route.by_ray_until = time.monotonic() + LANE_RETRY.first_s  # until then Ray calls are made
+                self._route.by_ray_until = time.monotonic() + LANE_RETRY.first_s
             return None
 
     def release(self, connection: "Connection") -> None:
@@ -174,8 +174,8 @@ class LaneConnection:
         self.process = address.token
         self._limit_s = 0.0
         self._socket = socket.create_connection((address.host, address.port), timeout=_OPENING_S)
-        # This closes the socket when this object is gone. With `__del__`, a garbage collection of this object and the
-        # socket might first warn of an open socket.
+        # `finalize` closes the socket when this object is gone. With `__del__`, a garbage collection of this object and
+        # the socket might first warn of an open socket.
         weakref.finalize(self, self._socket.close)
         try:
             self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -234,7 +234,8 @@ class LaneConnection:
         (count,) = _PREFIX.unpack(self._read(_PREFIX.size))
         if not 1 <= count <= size // _PREFIX.size:
             raise FrameError(
-                "the answer of a group's actor has no header: use one version of ray_messaging in all processes"
+                f"the answer of a group's actor has {size} bytes, in which {count} parts are not possible: use one "
+                "version of ray_messaging in all processes"
             )
         sizes = unpack(f"<{count}I", self._read(_PREFIX.size * count))
         if NUMBER.size + _PREFIX.size * (1 + count) + sum(sizes) != size:
@@ -256,9 +257,9 @@ class LaneConnection:
         return found
 
     def _wait_at_most(self, seconds: float) -> None:
-        """Set the timeout of each read and write.
+        """Set the timeout of each read and write, by options of the socket.
 
-        The socket must be a blocking one, because only then a single call reads a whole frame.
+        With Python's own timeout the socket would not block, so that a single call might not read a whole frame.
         """
         if seconds == self._limit_s:
             return

@@ -221,8 +221,8 @@ def test_limits_that_cannot_work_are_named(given, text):
 @pytest.mark.parametrize(
     ("given", "text"),
     [
-        ({}, "got no numbers of tokens"),
-        ({"input_tokens": 1}, "or input_tokens= and output_tokens="),
+        ({}, "needs the answer of the model's server"),
+        ({"input_tokens": 1}, "or both input_tokens= and output_tokens="),
         ({"input_tokens": 1.5, "output_tokens": 1}, "must be whole and at least 0"),
         ({"input_tokens": 1, "output_tokens": 1, "cached_tokens": 2}, "cached_tokens at most input_tokens"),
     ],
