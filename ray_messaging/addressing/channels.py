@@ -131,7 +131,7 @@ def check_id(agent_id: object) -> AgentId:
         return str(agent_id)
     if type(agent_id) is tuple:  # a named tuple, such as a row of a DataFrame, is not accepted as an id
         return check_id(_tuple_text(agent_id, agent_id))
-    # operator.index would accept a bool of numpy 1. Its dtype is checked here without importing numpy.
+    # `operator.index` accepts a bool of numpy before version 2. So bools are found by their dtype, without numpy.
     is_bool = isinstance(agent_id, bool) or getattr(getattr(agent_id, "dtype", None), "kind", "") == "b"
     try:
         number = None if is_bool else index(agent_id)  # type: ignore[arg-type]  # others raise
@@ -330,7 +330,7 @@ class ChannelNames:
 
 
 def check_recipient(channel: str, recipient: AgentId | None, to_id: object) -> AgentId:
-    """Return to_id in canonical form; raise InvalidAddress if the channel belongs to another agent."""
+    """Return to_id in canonical form; raise InvalidAddress if to_id is invalid, or contradicts the channel."""
     checked = check_id(to_id)
     if recipient is not None and checked != recipient:
         raise InvalidAddress(

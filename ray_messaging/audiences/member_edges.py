@@ -55,7 +55,9 @@ class MemberHearing:
 
         To combine all values and then subtract the hearer's own would not be exact with floats.
 
-        Args: `heard` has the values, sorted by sender. `nothing` is the result for a hearer that hears no broadcast.
+        Args: `heard` has the values, sorted by sender. `nothing` is a value that changes no result of `ufunc`, such as
+        0 for a sum. It is the result for a hearer in `hears` if the hearer has sent all the broadcasts itself. The
+        result for an agent that is not marked in `hears` is 0.
         """
         before = np.append(nothing, ufunc.accumulate(heard)).astype(heard.dtype)
         after = np.append(nothing, ufunc.accumulate(heard[::-1])).astype(heard.dtype)[::-1]
@@ -86,8 +88,8 @@ class MemberHearing:
 class MemberEdges:
     """Pairs of each sender with each of `members` except itself.
 
-    `senders` are the agents that may send, if not all members may. `wanted` are the members to which the hearers are
-    restricted (None: all).
+    A sender need not be a member. `senders` are the agents that may send (None: all). `wanted` are the members to which
+    the hearers are restricted (None: all).
     """
 
     def __init__(
@@ -100,7 +102,7 @@ class MemberEdges:
 
     @classmethod
     def among(cls, members: AgentSet) -> "MemberEdges":
-        """Return the pairs of all members with each other."""
+        """Return the pairs of any sender with each of the members except itself."""
         digest = blake2b(b"members", digest_size=32)
         digest.update(members.ints.data)
         for name in sorted(members.strings):

@@ -218,7 +218,8 @@ def parts_of(body: bytes | memoryview) -> list[bytes]:
 def answer_of(answer: Answer) -> tuple[bytes, ...]:
     """Encode an answer to a handle's call as the pieces of a body: the header, and then the frames.
 
-    Fetched messages go out in the frames in which they were read from the mailbox, which are not encoded again.
+    Fetched messages are sent in the frames that were read from the mailbox. Only messages without such a frame, which
+    foreign clients published, are encoded here.
     """
     if answer is None:
         return (b"alive",)

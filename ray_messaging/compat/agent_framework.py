@@ -140,8 +140,8 @@ class RayWorkflowRunner(AbstractContextManager["RayWorkflowRunner"]):
         found = workflow if isinstance(workflow, Workflow) else make()
         if not isinstance(found, Workflow):
             raise ConfigError(
-                f"{workflow!r} builds {found!r}, which is not a Workflow of executors. A functional workflow is one "
-                "function, which runs in one process"
+                f"{workflow!r} builds {found!r}, which is not a Workflow of executors: build one with WorkflowBuilder. "
+                "A functional workflow cannot be divided among groups, because it is one function"
             )
         values = self._values
         values.add_workflow(found)
@@ -212,7 +212,7 @@ def _same(workflow: Any) -> Any:
 class StandInExecutor:
     """An object that the framework's edges use in place of an executor of another process.
 
-    The edges ask it whether the executor can handle a message, and then deliver the message to it.
+    The edges ask the stand-in whether the executor can handle a message, and then give the message to the stand-in.
     """
 
     def __init__(self, executor: Any, deliver: Callable[[Delivery], Awaitable[None]]) -> None:
@@ -480,7 +480,8 @@ class _Groups(_Carrier):
         self._lives += 1
         self._life, self._given = f"{self._driver}.{self._lives}", {} if snapshots is None else dict(snapshots)
         self._snapshots: dict[str, Any] = dict(self._given)
-        self._known: set[str] = set()  # executors that have run since, so that their stored states are not sent again
+        # The executors that have run since the last call of `begin`. Their stored states are not sent again.
+        self._known: set[str] = set()
 
     def snapshots(self) -> Mapping[str, Any] | None:
         return {name: of_json(each) if isinstance(each, bytes) else each for name, each in self._snapshots.items()}
@@ -580,11 +581,12 @@ class _Groups(_Carrier):
                     await tell(event)
 
     def _parts(self, n: int, delivery: Delivery, state: "SharedState", *, streaming: bool) -> list[Outgoing]:
-        """Return the messages that bring a delivery to its executor: one from each executor that sent some of its data.
+        """Return the messages that bring a delivery to its executor: one from each executor that sent a part of it.
 
-        The first message also has the data that are needed only once.
+        If the data do not have one part for each of these executors, the first executor sends all data in one message.
+        The first message also has what is needed only once.
 
-        Args: `n` is the delivery's number in its superstep. `streaming` says that the workflow was started with
+        Args: `n` is the delivery's number in its superstep. `streaming` is True if the workflow was started with
         stream=True.
         """
         changed, gone = state.news(delivery.target)
@@ -616,7 +618,7 @@ class _Groups(_Carrier):
 
         Return the receipts of the messages, and the states of the executors that the step called, by id.
 
-        The number of this step is appended to `begun`.
+        The number of this step is appended to `begun`. If no message was stored, no step is run.
         """
         with self._turn:
             if not self._run._open:
@@ -644,8 +646,8 @@ class _Groups(_Carrier):
             try:
                 receipts = user.run(send())
             except TransitError:
-                # The run is closed, because some of the messages may have been sent. Executors would read them in a
-                # later superstep.
+                # Some of the messages may have been sent. If the run went on, executors would read them in a later
+                # superstep. So the run is closed.
                 self._run.close()
                 raise
             if all(each.fate not in STORED for each in receipts):

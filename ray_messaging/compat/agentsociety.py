@@ -16,9 +16,10 @@ with needs("AgentSociety 1.5", f"agentsociety=={TESTED}.7"):
 
 
 class Messager(TheirMessager):  # type: ignore[misc,unused-ignore]  # without AgentSociety, mypy knows no class
-    """AgentSociety's Messager, but the messages of a round go through a mailbox that outlives this process.
+    """AgentSociety's Messager, but the messages of a round go through a mailbox on a server.
 
-    Args: `config` is the address of a server, such as `messaging.redis`. None: this process starts a server.
+    Args: `config` is the address of a server, such as `messaging.redis`, on which the mailbox outlives this process.
+    None: this process starts a server, which ends with this process.
     `interceptor` is `messaging.interceptor`, whose rules judge each message after AgentSociety's own interceptor.
     """
 
@@ -39,8 +40,10 @@ class Messager(TheirMessager):  # type: ignore[misc,unused-ignore]  # without Ag
     async def set_received_messages(self, messages: list[Message]) -> None:
         """Send the messages of a round. Return when each message is stored, or blocked by a rule.
 
-        Messages of an earlier round that were not fetched stay in the mailbox. Raises the same errors as
-        `Messager.send_messages`, before any message is sent.
+        Messages of an earlier round that were not fetched stay in the mailbox. All messages are checked before the
+        first one is sent.
+
+        Raises: the same errors as `Messager.send_messages`.
         """
         engine = await self._open()
         await engine.send_messages([self._outgoing(message) for message in messages])
@@ -54,7 +57,8 @@ class Messager(TheirMessager):  # type: ignore[misc,unused-ignore]  # without Ag
     async def fetch_received_messages(self) -> list[Message]:
         """Return all messages that were sent but not fetched yet, in order.
 
-        The next fetch commits these messages. If this process dies before that, its successor gets them again.
+        The next fetch commits these messages. If this process dies before that, its successor on the same
+        server gets them again.
         """
         engine = await self._open()
         return [Message(**message.payload) for message in await engine.fetch_messages(complete=True)]

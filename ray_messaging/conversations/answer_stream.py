@@ -137,7 +137,7 @@ class AnswerTable:
         self._news.set()
 
     async def change(self) -> None:
-        """Wait until answers arrive, or the time limit is exceeded."""
+        """Wait until an answer arrives, a question stops waiting, or the time limit is exceeded."""
         if self._more is not None:
             await self._more(self)
             return
@@ -232,7 +232,7 @@ MoreAnswers = Callable[[AnswerTable], Coroutine[Any, Any, None]]
 
 
 class Answers(AnswerTable):
-    """The answers to a messager's questions: `async for answer in answers` yields them as they arrive.
+    """The answers to questions, for async code: `async for answer in answers` yields them as they arrive.
 
     `answers[i]` is the answer to question i as a Message, or None. `answered` is an array of the indices of the
     questions that have an answer. Three more arrays have the indices of other questions: `pending` of those that still

@@ -29,9 +29,9 @@ def replies_to(
 ) -> list[Batch]:
     """Build the answers to questions, which are given as slices of batches: one batch for each slice.
 
-    Args: `payloads` has one payload for each question, or is one payload for all questions. A payload has at most
-    `payload_bytes` as JSON. `step` is the step in which the answers are sent (None: outside of steps). With `failed`,
-    the messages say that the handlers have failed.
+    Args: `payloads` has one payload for each question, or is one payload for all questions. `payload_bytes` is
+    the limit for a payload, in bytes of JSON. `step` is the step in which the answers are sent (None: outside of
+    steps). With `failed`, the answers say that the handlers of the questions have failed.
     Raises: NoQuestion if a message expects no answer or was already answered; InvalidColumns, InvalidPayload or
     PayloadTooLarge if the payloads are not valid.
     """
@@ -159,7 +159,10 @@ def blocked_among(receipts: Receipts) -> Collection[int]:
 
 
 def note_replied(questions: Iterable[Slice], blocked: Collection[int] = ()) -> None:
-    """Mark questions as answered. `blocked` has the indices of those whose answers a rule blocked: they stay open."""
+    """Mark questions as answered, except those whose answers a rule blocked.
+
+    Args: `blocked` has the indices, among all the questions, of those whose answers were blocked.
+    """
     place = 0
     for part in questions:
         rows = range(part.low, part.high)

@@ -111,8 +111,9 @@ class Staged(NamedTuple):
 class Folder:
     """Folder of an event log: a path, or a URI of pyarrow's file systems.
 
-    Its methods raise LogError if the folder or a file in it cannot be used, and ConfigError if a segment has the schema
-    of another version, or if a URI has a password.
+    The methods that write a file of the log raise OSError if that fails. The other methods raise LogError if the folder
+    or a file in it cannot be used, and ConfigError if a segment has the schema of another version, or if a URI has a
+    password.
     """
 
     def __init__(self, log_dir: str | Path) -> None:
@@ -186,7 +187,7 @@ class Folder:
         return Staged(segment, self._durable(f"_{name}", data) if self.local else data)
 
     def publish(self, staged: Staged) -> Segment:
-        """Make the file that `stage` has written visible to readers, durably. Raises OSError if that fails."""
+        """Make a segment from `stage` visible to readers, durably. Raises OSError if that fails."""
         segment, content = staged
         if isinstance(content, str):
             Path(content).replace(segment.path)
@@ -222,7 +223,7 @@ class Folder:
             if self.local and Path(self.path).is_dir():
                 _fsync(self.path)
         except OSError as error:
-            raise self._error(f"the folder's segments cannot be removed: {error}; {self._advice(error)}") from error
+            raise self._error(f"files in it cannot be removed: {error}; {self._advice(error)}") from error
 
     def exists(self) -> bool:
         """Return whether the folder exists; raise LogError if its path cannot be read."""
@@ -256,6 +257,8 @@ class Folder:
 
     def collected_files(self, kind: CollectedKind, born: str | None = None) -> list[str]:
         """Return the paths of the files of one kind of collected data, sorted by their steps.
+
+        If files of two writers of the log have a step in common, only the file of the later writer is returned.
 
         Args: `born` is the time at which the server began to count the steps (see `collected.py`). None: the latest
         such time in the folder.

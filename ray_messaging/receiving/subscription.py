@@ -44,7 +44,7 @@ logger = logging.getLogger(__name__)
 def batch_of(ingress: Ingress, directory: Directory, mailbox: str, epoch: int, number: int) -> Batch:
     """Build the batch of a message that a foreign client, a program without this library, published.
 
-    Args: `number` counts such messages of a mailbox.
+    Args: `number` is the number of this message among those that foreign clients published for the mailbox.
     """
     try:
         agent_id, topic = parse_channel(directory.exp_id, ingress.channel)
@@ -147,7 +147,7 @@ class Subscription:
     # -- listening ------------------------------------------------------------------------------------------------
 
     async def subscribe(self, channels: Iterable[str]) -> None:
-        """Listen on channels, and on all channels that match patterns."""
+        """Listen on channels. A pattern among `channels` stands for all channels that match it."""
         async with self._changing:
             await self._listen(lambda spec: spec.with_channels(channels))
 
@@ -267,8 +267,8 @@ class Subscription:
         self._leaving |= agents
         channels, unread = self._spec.channels_of(agents), None if self.stepped else self._unread
         try:
-            # Agents that go to no mailbox have no receiver any more. Redis subscriptions to their channels would still
-            # count as receivers, so they must end first.
+            # Agents that go to no mailbox have no receiver any more. The Redis subscriptions to their channels would
+            # still count as receivers, so these subscriptions must end first.
             if target is None:
                 await self._transport.unsubscribe(channels)
             await AgentMover(self._transport, self._directory, agents, self.name, target, unread).run(timeout)

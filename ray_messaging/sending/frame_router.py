@@ -23,20 +23,21 @@ from ray_messaging.transports.step_values import ASKER, box_name
 from ray_messaging.transports.transport_values import LOG, FrameWrite, LoggedFrame, Published
 from ray_messaging.wire.frames import encode
 
-# The most bytes that a broadcast takes in a frame besides its payload: id, number, ordinal, the payload's index.
+# How many bytes a broadcast takes in a frame at most, besides its payload: id, number, ordinal, the payload's index.
 _ROW_BYTES = 24
 
 
-_UNOWNED_BYTES = CALL_BYTES  # the most bytes of a frame for channels without a mailbox
+_UNOWNED_BYTES = CALL_BYTES  # how many bytes a frame for channels without a mailbox may have
 _SHORT = 2**16  # If there are at most this many routes, their numbers are sorted as 16-bit numbers.
 _SETS = 1_000  # about how many sets of agents a router remembers as known to the server
 UNOWNED = ""  # the name of the queue of messages on channels without a mailbox
 
 
 class OutboundFrame(FrameWrite, eq=False, kw_only=True):
-    """Some rows of a batch, encoded as one frame: the rows `taken` (None: all rows).
+    """Some rows of a batch, encoded as one frame.
 
-    Each call that sends the frame sets its sequence number `seq`. `nbytes` is the size of the frame, its publications
+    `taken` has the indices of these rows in the batch (None: the frame has all rows). Each call that sends the frame
+    sets the frame's sequence number, `seq`. `nbytes` is the size of the frame, its publications
     and its note for the event log together. `verdict_epoch` is the number of the interceptor, or of the copy of its
     rules, that let the rows pass. `verdict_epoch` and `deadline` are set when the frame is queued.
     """
@@ -63,16 +64,17 @@ class FrameRouter:
         self.mirror = mirror
         # The batch that was routed last, and its routes.
         self._routed: tuple[Batch, Routes, NDArray[np.int32]] | None = None
-        # The last batch for which `_kinds` computed numbers, and these numbers.
+        # The last batch for which `_kinds` was computed, and the result.
         self._kinded: tuple[Batch, NDArray[np.intp]] | None = None
         # For each mailbox: its record, a topic, and the digest of the agents that the record has under the topic.
         self._digests: dict[str, tuple[MailboxRecord, str, bytes]] = {}
-        # Sets of agents that frames name, and that the server may not have, each under its digest.
+        # By digest: the sets of agents that frames name by their digests, and that the server may not have.
         self.unkept: dict[bytes, AgentSet] = {}
         self._kept: set[bytes] = set()
         # Boxes that accept no messages, because their group does not take part in the box's step.
         self.shut: set[str] = set()
-        self.in_memory = False  # whether frames carry Batch objects in place of bytes, for this process alone
+        # Whether frames carry Batch objects in place of bytes, because only this process reads the frames.
+        self.in_memory = False
 
     def route(self, in_flight: InFlightBatch, rows: Rows | None, *, settle: bool = True) -> list[OutboundFrame]:
         """Build the frames of some rows of a batch (None: of all rows that have no fate yet).
@@ -108,7 +110,7 @@ class FrameRouter:
     def _fan_out(self, in_flight: InFlightBatch, reaches: Reaches, rows: Rows | None) -> list[OutboundFrame]:
         """Build the frames of the broadcasts in `rows` (None: in all rows).
 
-        Each mailbox with a hearer gets one row for each broadcast.
+        A mailbox gets one row for each broadcast that one of its agents hears.
         """
         batch, lines, frames = in_flight.outgoing, in_flight.outgoing.lines, list[OutboundFrame]()
         assert lines is not None
@@ -147,7 +149,10 @@ class FrameRouter:
         return frames
 
     def _rows_by_mailbox(self, in_flight: InFlightBatch, rows: Rows | None) -> dict[str, Rows | None]:
-        """Return which of `rows` (None: of all rows) each mailbox gets; the value None stands for all rows."""
+        """Return, for each mailbox, the indices of the rows that it gets. None: it gets all rows of the batch.
+
+        Args: `rows` are the rows to divide among the mailboxes (None: all rows that have no fate yet).
+        """
         known, batch = self.routes, in_flight.batch
         if rows is not None and not len(rows):
             return {}
@@ -193,16 +198,18 @@ class FrameRouter:
         return found
 
     def _asker_of(self, extension: Extension) -> str | None:
-        """Return the name of the queue for a batch of answers: the queue of the asker's mailbox.
+        """Return the name of the queue for a batch of answers, or None if the messages are no answers.
 
-        Return None if the messages are no answers. Also return None if the asker's mailbox is gone; then the answers go
-        to the mailboxes of their recipients.
+        The queue is that of the asker's mailbox. If this mailbox is gone, return None: the answers then go to the
+        mailboxes of their recipients. If the asker is outside of the steps, return the queue of the box from which the
+        server moves the answers to the asker's mailbox.
 
         Args: `extension` has the columns that only some batches have, such as the ids of answered questions.
         """
         if extension.in_reply_to is None:
             return None
-        # When all groups have closed the step, the server finds out whether the asker's mailbox is gone.
+        # The server moves the answers when all groups have closed the step. Only then does it find out whether the
+        # mailbox of an asker outside of the steps is gone.
         if extension.asked_outside:
             return ASKER + extension.reply_mailbox
         return extension.reply_mailbox if extension.reply_mailbox in self.routes.records else None
@@ -240,7 +247,7 @@ class FrameRouter:
             else:
                 nowhere.append(row)
         if nowhere:
-            # Each of these rows was delivered: one mailbox has it, and the mailboxes that did not have it are gone.
+            # Each of these rows was delivered to a mailbox. The other mailboxes are gone, or accept no messages.
             in_flight.settle(np.array(nowhere, np.intp), DELIVERED)
         return {mailbox: np.array(rows) for mailbox, rows in rows_of.items()}
 
@@ -318,8 +325,8 @@ class FrameRouter:
         most_rows = COLUMN_ROWS if record.frame_rows >= FRAME_ROWS else record.frame_rows
         begins, kinds = np.diff(batch.numbers[rows].astype(np.int64), prepend=-1) != 0, self._kinds(in_flight)
         if kinds is not None:
-            # Rows of one broadcast that rules have changed differently stay apart. So each change of kind is counted as
-            # a new row. The count is at least the number of rows after folding.
+            # Rows of one broadcast that rules have changed differently are not folded into one. So wherever the number
+            # in `kinds` changes, a new row is counted. The count is at least the number of rows after folding.
             begins |= np.diff(kinds[rows], prepend=-1) != 0
         lines = batch.lines.weights[rows if batch.lines.index is None else batch.lines.index[rows]]
         volumes = np.cumsum(np.where(begins, lines + _ROW_BYTES, 0))
@@ -328,7 +335,8 @@ class FrameRouter:
     def _fold(self, in_flight: InFlightBatch, mailbox: str, rows: Rows | None) -> tuple[Batch, Rows]:
         """Return a mailbox's rows of broadcasts as a folded batch, which has one row for each broadcast.
 
-        The second value has, for each of the given rows (None: all rows), its row in the folded batch.
+        A broadcast has several rows in the folded batch if rules have changed its rows differently. The second value
+        has, for each of the given rows (None: all rows), its row in the folded batch.
         """
         batch = in_flight.outgoing
         reaching = [mailbox in names for names in self.routes.routes]
@@ -350,7 +358,8 @@ class FrameRouter:
     def _named(self, digest: bytes, record: MailboxRecord, batch: Batch) -> bytes:
         """Return `digest`, which names a set of agents in a frame.
 
-        If there is an event log that may not have this set, add the set to `unkept`, which is written before the frame.
+        If there is an event log, and the server may not have this set, add the set to `unkept`. The sets in `unkept`
+        are written to the server before the frame.
         """
         if self.routes.logged and digest not in self._kept:
             self.unkept[digest] = record.agents(batch.topics[0])
@@ -416,5 +425,5 @@ def _row_bytes(batch: Batch) -> int:
     columns += [column for each in ids for column in (each.values, each.kinds)]
     in_columns = sum(column.itemsize for column in columns if isinstance(column, np.ndarray))
     in_columns += 0 if batch.extension is None else batch.extension.row_bytes
-    # Each label, and `noted`, takes a uint32 in the frame's header for each of its rows.
+    # In the frame's header, each label takes a uint32 for each row that has the label, and `noted` for each noted row.
     return in_columns + sum(each.width for each in ids) + 4 * (len(batch.labels) + (batch.noted is not None))

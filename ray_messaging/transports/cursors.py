@@ -23,9 +23,9 @@ START = Cursor("0-0", 0)
 
 
 class AckRange(NamedTuple):
-    """A range of `rows` acknowledged messages, from after cursor `after` up to cursor `end`.
+    """Acknowledged messages of a mailbox: all messages after the cursor `after`, up to the cursor `end`.
 
-    Some messages before the range are not acknowledged.
+    `rows` is their number. Some messages before the range are not acknowledged.
     """
 
     after: Cursor

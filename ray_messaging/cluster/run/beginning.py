@@ -21,8 +21,8 @@ class Beginning(msgspec.Struct, array_like=True):
 
     `copied` has the run's data on the server, as keys, their types and their content. `memory` has, by the name of each
     rule, the rule's digest (see `told_rules`) and the values that the rule has stored. `digests` has the digests of the
-    run's last steps. `supervised` says that each step waited for the verdicts of rules for whole steps. The steps of
-    runs that go on from here must wait, too.
+    run's last steps. `supervised` is True if each step waited for the verdicts of rules for whole steps. Then the steps
+    of runs that go on from here must wait, too.
     """
 
     step: int
@@ -46,8 +46,8 @@ def told_rules(rules: Sequence[Rule]) -> dict[str, str | None]:
 
 
 def _given(part: object) -> object:
-    # `content_digest` takes only the class name of an object of this package. So such an object is replaced by what it
-    # contains.
+    # Of an object of this package, `content_digest` reads only the name of the class. So such an object is replaced by
+    # what it contains.
     if isinstance(part, Table):
         return sorted(part.dump().items())
     if isinstance(part, Edges):
@@ -72,7 +72,7 @@ async def beginning_of(
     """Return an encoded `Beginning`: the state of a run that has ended before `step`, from which other runs can go on.
 
     Args: `rules` has the rules' digests from `told_rules`. `digests` has, by step, the digests of the run's last steps.
-    `supervised` says that each step waited for the verdicts of rules for whole steps.
+    `supervised` is True if each step waited for the verdicts of rules for whole steps.
     """
     copied = [(each.key, each.kind, [*each.content]) for each in await transport.checkpoints.read(step - 1)]
     memory = {name: (rules.get(name), {**table.dump()}) for name, table in interceptor._tables.items()}

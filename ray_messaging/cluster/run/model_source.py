@@ -112,7 +112,7 @@ def values_used(model: object) -> dict[str, str | None]:
 
 
 def functions_among(values: Mapping[str, object]) -> dict[str, str | None]:
-    """Return, by name, digests of those `values` that are functions of the user's, and of what these functions use."""
+    """Return digests, by name, of the user's functions among `values`, and of the values that these functions use."""
     seen: set[int] = set()
     functions = [(name, value) for name, value in values.items() if _is_users(_without_cache(value))]
     return _digests(each for name, value in functions for each in _value(name, value, seen))
@@ -171,7 +171,7 @@ def _values_of_function(function: FunctionType, seen: set[int]) -> Iterator[tupl
 
 
 def _value(name: str, value: Any, seen: set[int]) -> Iterator[tuple[str, object]]:  # noqa: ANN401 - of any kind
-    """Yield (name, value). For a function of the user's, yield its text as the value, and then the values that it uses.
+    """Yield (name, value). For a function of the user's, yield its name and text as the value, then the values it uses.
 
     Functions whose values were yielded already are in `seen`.
     """
@@ -199,7 +199,7 @@ def _is_users(value: object) -> bool:
 
 
 def _program_values(function: FunctionType) -> Iterator[tuple[str, Any]]:
-    """Yield (name, object) for the objects of the main program, except plain values, that a function of it uses."""
+    """Yield (name, value) for each global variable that a function of the main program uses, unless it is plain."""
     if function.__module__ == "__main__":
         for name in sorted({*_globals_in(function.__code__)} & function.__globals__.keys()):
             value = _without_cache(function.__globals__[name])
@@ -279,8 +279,8 @@ def change_of(now: Mapping[str, Any], before: Mapping[str, Any]) -> str | None:
     """Return a line for the user that says that a run's model has changed, or None if no change is found.
 
     Args: `now` and `before` are the facts about this and an earlier call of `run`, from `facts_of`. The sources are
-    compared if both are known. The values that the model uses are compared unless version 1.0.0 has written `before`,
-    which then lacks these values.
+    compared if both are known. If no difference is found, the values that the model uses are compared, unless version
+    1.0.0 has written `before`, which then lacks these values.
     """
     sources = now["source"], before.get("source")
     if None in sources or sources[0] == sources[1]:

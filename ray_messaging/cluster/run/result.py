@@ -21,7 +21,7 @@ from ray_messaging.model.series_columns import AGENT, AGENT_NAME, STEP
 if TYPE_CHECKING:
     from ray_messaging.cluster.run.run_actor import GroupResult
 
-_NAMED = 5  # the most addresses in `Result.undeliverable`
+_NAMED = 5  # how many addresses `Result.undeliverable` has at most
 
 
 class CallCounts(NamedTuple):
@@ -70,7 +70,7 @@ class CallCounts(NamedTuple):
 
     @classmethod
     def together(cls, counts: Iterable[Self]) -> Self:
-        """Return the sums of counts that have the same currency. `spent` is True if it is True in one of the counts."""
+        """Add up counts, which must have the same currency. `spent` is True if it is True in one of the counts."""
         found, whole = [*counts], Counter[str]()
         for each in found:
             whole.update({name: value for name, value in each._asdict().items() if name not in ("spent", "currency")})

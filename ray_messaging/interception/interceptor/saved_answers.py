@@ -14,9 +14,9 @@ from ray_messaging.interception.interceptor.state_writer import StateWriter
 from ray_messaging.interception.verdicts import BatchVerdict, decode_verdicts, encode_verdicts
 from ray_messaging.model.batch import Batch
 
-_MAX_SENDERS = 20_000  # the most senders whose last answer is kept; a sender asks about one batch at a time
-# The most bytes that the last answers to all senders may take together. The answers that have changed a count have a
-# limit of the same size, in memory and on the server. The answer to 16,384 messages takes 14 KB if a tenth of the
+_MAX_SENDERS = 20_000  # for so many senders at most, the last answer is kept; a sender asks about one batch at a time
+# How many bytes the last answers to all senders may take together. The answers that are kept for `keep_s` seconds have
+# a limit of the same size, in memory and on the server. The answer to 16,384 messages takes 14 KB if a tenth of the
 # messages is blocked, each for another reason.
 LIMIT_BYTES = 64 * 2**20
 _ENTRY_BYTES = 400  # the bytes of memory that an entry takes besides its data
@@ -101,18 +101,19 @@ def _number(batch: Batch, row: int) -> int:
 
 
 class SavedAnswers:
-    """The answers that senders may ask for again. All are in memory, and those that changed counts also on the server.
+    """The answers that senders may ask for again, in memory and in part on the server.
 
     If an answer is lost, or the interceptor dies, the sender asks again about the same batch, which must not be counted
-    twice. So the last answer to each sender is kept. Every answer that has changed a count is kept for `keep_s`
-    seconds. It is kept longer while one of its messages waits for a slow rule, or while the step of its batch is open
-    (`in_step`). Above LIMIT_BYTES the oldest answers are dropped early. If the batch of a dropped answer is sent again,
-    it is judged and counted again. `unsafe` has answers that have changed counts and are not saved yet, each with its
-    packed record.
+    twice. So the last answer to each sender is kept in memory. If the judging of a batch has changed a count, such as a
+    rule's count of messages, the answer is also saved on the server. Saved answers, and all answers to batches of
+    steps, are kept for `keep_s` seconds. They are kept longer while one of their messages waits for a slow rule, or
+    while the step of their batch is open (`in_step`). Above LIMIT_BYTES the oldest answers are dropped early. If the
+    batch of a dropped answer is sent again, the batch is judged and counted again. `unsafe` has the answers that must
+    be saved on the server, and are not saved yet, each with its packed record.
     """
 
     def __init__(self, writer: StateWriter, keep_s: float, in_step: Callable[[str], bool]) -> None:
-        # A function that says whether the message with an id is deferred.
+        # A function that is called with the id of a message, and returns whether the message waits for a slow rule.
         self.is_deferred: Callable[[str], bool] = lambda _: False
         self.unsafe: dict[str, tuple[bytes, bytes]] = {}
         self._writer = writer
@@ -153,7 +154,7 @@ class SavedAnswers:
         return self.keep(key, *self.unsafe[key], sender=sender) if known is None and key in self.unsafe else known
 
     def _answer(self, key: str) -> bytes | None:
-        """Return a saved answer that has changed a count, or None if there is none with this key.
+        """Return the answer with a key if it is one of those that are kept for `keep_s` seconds, otherwise None.
 
         An answer names the interceptor that gave it, by a number (its epoch). The returned answer names this
         interceptor.
@@ -167,7 +168,7 @@ class SavedAnswers:
         return encode_verdicts(msgspec.structs.replace(decode_verdicts(answer), epoch=self._epoch))
 
     def knows(self, key: str) -> bool:
-        """Return whether the answer to a batch or message is one of the kept answers that have changed a count."""
+        """Return whether the answer to a batch or message is one of those that are kept for `keep_s` seconds."""
         return key in self._counted
 
     def verdict_on(self, key: str) -> BatchVerdict | None:
@@ -203,8 +204,8 @@ class SavedAnswers:
         """Save an answer together with all counts as they are now. Return the answer when both are saved.
 
         The answer is added to the next write before this method awaits anything, because the server must never have a
-        count without the answer that changed it. If a `sender` is given, the answer is saved even if the caller stops
-        waiting.
+        changed count without the answer to the batch that was counted. If a `sender` is given, the answer is saved even
+        if the caller stops waiting.
 
         Args: `data` is the form in which the answer is saved, a packed `AnswerRecord`.
         """
@@ -285,8 +286,8 @@ class SavedAnswers:
     def load(self, counted: Mapping[str, bytes], epoch: int) -> None:
         """Load the answers that an earlier interceptor has saved.
 
-        Args: `counted` has these answers, by the keys of their batches. `epoch` is this interceptor's number. It
-        replaces the earlier interceptor's number in the answers.
+        Args: `counted` has the records of these answers, by the keys of their batches or messages. `epoch` is this
+        interceptor's number. It replaces the earlier interceptor's number in the answers.
         """
         self._epoch = epoch
         self._counted.load((key, data, len(data) + _ENTRY_BYTES) for key, data in counted.items())

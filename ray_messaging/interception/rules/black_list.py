@@ -15,8 +15,9 @@ __all__ = ["BlackList", "Pair"]
 class BlackList(Rule):
     """Block listed (from_id, to_id) pairs.
 
-    None on either side stands for any agent, but not for the user (from_id None). Large lists are fast, too. The pairs
-    are stored in `state`.
+    None as from_id stands for any agent, but not for the user, whose messages are never blocked. None as to_id stands
+    for any agent and any plain channel, which belongs to no agent. Large lists are fast, too. The pairs are stored in
+    `state`.
 
     Args:
         pairs: (from_id, to_id) pairs, or a single pair. A single pair of ids that are tuples must be in a list, as in

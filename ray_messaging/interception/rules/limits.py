@@ -36,7 +36,7 @@ class RowsById(NamedTuple):
     counts: NDArray[np.intp]
 
     def beyond(self, allowed: NDArray[np.intp]) -> NDArray[np.intp]:
-        """Return the numbers of the rows that come after the first `allowed[i]` rows of the id `keys[i]`, ascending."""
+        """Allow the first `allowed[i]` rows of each id `keys[i]`; return the indices of the other rows, ascending."""
         over = allowed < self.counts
         if not over.any():
             return np.zeros(0, np.intp)
@@ -69,9 +69,9 @@ class RateLimit(Rule):
     """Limit the messages of each agent per second, and per round.
 
     Per second, each agent has a token bucket. It fills with `per_second` tokens a second and holds one second's tokens,
-    but at least one token. A message takes one token. So after a pause an agent may send `per_second` messages at once.
-    Buckets are not kept in `state`, so they are full after a restart of the rule's process. Per round, each agent's
-    count is kept in `state` until `new_round`.
+    but at least one token. A message takes one token. So after a pause an agent may send the messages of one second at
+    once, and at least one message. Buckets are not kept in `state`, so they are full after a restart of the rule's
+    process. Per round, each agent's count is kept in `state` until `new_round`.
 
     A message that this rule blocks takes no token. A message that passes this rule takes one, even if a later rule
     blocks it. So put this rule last to count only messages that pass all rules. The user is not limited. A broadcast is
@@ -98,7 +98,7 @@ class RateLimit(Rule):
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         if per_second is None and per_round is None:
-            raise RuleError("a rate limit needs per_second, per_round, or both: give a number", rule=name)
+            raise RuleError("a RateLimit needs per_second= or per_round=, or both: pass a number", rule=name)
         self.name = name
         self.per_second = None if per_second is None else check_positive("per_second", per_second, name)
         self.per_round = None if per_round is None else check_count("per_round", per_round, 1, name)
@@ -146,7 +146,10 @@ class RateLimit(Rule):
         return np.maximum(self.per_round - sent, 0)
 
     def _tokens(self, senders: RowsById) -> tuple[NDArray[np.float64], NDArray[np.intp]]:
-        """Return, for each sender, its present value for `_empty_at`, and the number of whole tokens in its bucket."""
+        """Return, for each sender, what its time in `_empty_at` is now, and how many whole tokens its bucket has.
+
+        Without `per_second`, the array of times is empty, and each bucket has more tokens than a batch has messages.
+        """
         if self.per_second is None:
             return np.zeros(0), np.full(len(senders.keys), np.iinfo(np.intp).max - 1)
         now, fills_in = self._clock(), max(1.0, self.per_second) / self.per_second
@@ -197,7 +200,7 @@ class RoundQuota(Rule):
 
     def __init__(self, contacts: int | None = None, blocked: int | None = None, *, name: str = "round_quota") -> None:
         if contacts is None and blocked is None:
-            raise RuleError("a quota needs contacts, blocked, or both: give a number", rule=name)
+            raise RuleError("a RoundQuota needs contacts= or blocked=, or both: pass a number", rule=name)
         self.name = name
         self.contacts = None if contacts is None else check_count("contacts", contacts, 0, name)
         self.blocked = None if blocked is None else check_count("blocked", blocked, 1, name)
@@ -275,7 +278,7 @@ class RoundQuota(Rule):
         return count - before
 
     def _strangers(self, batch: Batch, quota: int, silenced: Mapping[int, str]) -> dict[int, str]:
-        """Record new contacts of each sender in the round, until the sender has `quota` contacts.
+        """Record new contacts of each sender in the round, until the number of the sender's contacts is `quota`.
 
         Return, by row, why a message to a further agent is blocked. Rows in `silenced` are ignored, because they are
         blocked for another reason.

@@ -73,9 +73,9 @@ class StampedHandle:
 
     @property
     def step(self) -> int | None:
-        """Return the simulation step that is stamped on sent messages: the value that was set here, or None.
+        """Return the simulation step that is stamped on sent messages, or None if no step was set.
 
-        Setting it raises ConfigError in an experiment with steps.
+        Setting the step raises ConfigError in an experiment with steps.
         """
         return self._stamp.step
 
@@ -94,8 +94,8 @@ class AsyncGroup(StampedHandle):
 
     `group.aio` has the calls of `group`, a `Group`, as coroutines. The two are separate handles, so a fetch by
     `group.aio` does not commit messages that `group` has fetched. If `step` is set on one of the two handles, it is
-    recorded with the sends of both. Several event loops may send at the same time. `fetch_messages` and `ack()` raise
-    ConfigError while such a call in another event loop is waiting.
+    recorded with the sends of both. Several event loops may send at the same time. `fetch_messages`, `give_up` and
+    `ack()` raise ConfigError while one of them is running in another event loop.
     """
 
     def __init__(
@@ -142,7 +142,7 @@ class AsyncGroup(StampedHandle):
 
     @property
     def _actor_name(self) -> str:
-        """Return the name by which errors call the actor, with its last known host."""
+        """Return the group's name for error texts, with the last known host of the group's actor."""
         host = f" (at {self._route.host})" if self._route.host else ""
         return f"group {self.name!r} of experiment {self._experiment.exp_id!r}{host}"
 
@@ -153,8 +153,8 @@ class AsyncGroup(StampedHandle):
     ) -> Receipt:
         """Send one message to an agent, and return its receipt; from_id None is the user, a person outside.
 
-        `subtopic` is the last part of the channel, the address on the server to which the message goes. If a rule
-        blocks the message, no error is raised: `receipt.fate` is "blocked", and `receipt.reason` says why.
+        The message goes to a channel, an address on the server, whose last part is `subtopic`. If a rule blocks the
+        message, no error is raised: `receipt.fate` is "blocked", and `receipt.reason` says why.
 
         Raises: the same errors as `Messager.send_message`, such as UnknownSender, InvalidPayload, MailboxFull and
         OutcomeUnknown.
@@ -419,17 +419,17 @@ class AsyncGroup(StampedHandle):
     ) -> "Fetched":
         """Return new messages; wait up to `timeout` seconds (None: for ever) for the first.
 
-        Unless this handle's last fetch had commit="acked", this commits the messages of that fetch, so that they are
-        not delivered again. If a handle holds messages for longer than `MessagingConfig.loan_s`, for example because a
-        Ray task died or ended without `ack`, they are redelivered to the next fetch of any handle.
+        Unless this handle's last fetch had commit="acked", this call commits the messages of that fetch, so that they
+        are not delivered again. If a handle holds messages for longer than `MessagingConfig.loan_s`, for example
+        because a Ray task died or ended without `ack`, they are redelivered to the next fetch of any handle.
 
         Args:
-            limit: The most messages to return.
+            limit: How many messages to return at most.
             timeout: Seconds to wait for the first message.
             commit: "next": the next fetch commits these messages. "acked": only `ack`, or a `with` block over the
                 result, commits them.
-            complete: Return all messages that the server had when this was called, except those that other handles
-                hold.
+            complete: Return all messages that the server had when this method was called, except those that other
+                handles hold.
 
         Raises: CommitFailed if the messages of the last fetch were redelivered to another handle; FetchTooLarge if a
         fetch with `complete` would return more than `MessagingConfig.complete_messages` messages or `complete_bytes`
@@ -534,7 +534,10 @@ class AsyncGroup(StampedHandle):
         return await insist(self.waiting, self.actor, call, actor_name=self._actor_name)
 
     async def give_up(self) -> None:
-        """Give back the messages of this handle's last fetch. The next fetch gets them again."""
+        """Give back the messages of this handle's last fetch, if that fetch had commit="next".
+
+        The next fetch gets them again.
+        """
         async with self._fetching.held():
             await self.give_up_lease(self._token)
 
@@ -731,7 +734,7 @@ class GroupService:
             await self._group._insist(lambda: self._group.actor.keep_failed.remote(*arguments, row=row))
 
     async def tell_failed(self, message: Message, failure: HandlerFailure) -> None:
-        """Send an AnswerFailed to the asker of a question; do nothing if the message is no question, or is answered."""
+        """Send an AnswerFailed to the asker of a message, unless `waits_for_failure` is False for the message."""
         question = slice_of(message)
         if waits_for_failure(question):
             await self._group.reply_to([question], failure.payload, failed=True)
