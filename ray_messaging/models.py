@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
+from numbers import Real
 from time import monotonic
 from typing import Any, Final, NamedTuple
 from urllib.parse import urlsplit
@@ -21,6 +22,7 @@ from ray_messaging.common.sockets import is_http_address
 from ray_messaging.common.texts import short_repr
 from ray_messaging.errors import AnswerUnfit, ConfigError, ModelFailed, ModelTimeout
 from ray_messaging.model.call_usage import CallMeter, metering, report_usage
+from ray_messaging.model.step_numbers import whole_number
 
 _OPENAI: Final = "https://api.openai.com/v1"
 _KEY, _URL = "OPENAI_API_KEY", "OPENAI_BASE_URL"
@@ -85,14 +87,14 @@ class Chat:
             # Before version 2.10, pydantic keeps in this attribute the local variables of the function that defines the
             # class. Some of them cannot be pickled.
             form.__pydantic_parent_namespace__ = None
-        if not timeout > 0:
-            raise ConfigError(f"timeout={timeout!r} must be above 0 seconds")
-        if not patience >= 0:
-            raise ConfigError(f"patience={patience!r} must be at least 0 seconds")
-        if corrections < 0:
-            raise ConfigError(f"corrections={corrections!r} must be at least 0")
-        if concurrency < 1:
-            raise ConfigError(f"concurrency={concurrency!r} must be at least 1")
+        if not isinstance(timeout, Real) or not timeout > 0:
+            raise ConfigError(f"timeout={timeout!r} must be a number of seconds above 0")
+        if not isinstance(patience, Real) or not patience >= 0:
+            raise ConfigError(f"patience={patience!r} must be a number of seconds, at least 0")
+        if whole_number(corrections) is None:
+            raise ConfigError(f"corrections={corrections!r} must be a whole number, at least 0")
+        if not whole_number(concurrency):
+            raise ConfigError(f"concurrency={concurrency!r} must be a whole number, at least 1")
         self.base_url = _checked_url(base_url or os.environ.get(_URL) or _OPENAI)
         self.model, self.form, self.system, self.seed = model, form, system, seed
         self._key = _checked_key(api_key)

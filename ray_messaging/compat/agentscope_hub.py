@@ -98,9 +98,11 @@ class MsgHub:
         """
         self.enable_auto_broadcast = False
         self._subscribe()
-        await self._settled()
-        failed = self._serving.done()
-        await end(self._serving)
+        try:
+            await self._settled()
+        finally:
+            failed = self._serving.done()
+            await end(self._serving)
         if failed and error is None:
             self._serving.result()
 

@@ -210,8 +210,10 @@ def test_a_form_may_have_fields_with_the_names_of_keywords():
         ({"form": dict}, "derives from pydantic.BaseModel"),
         ({"base_url": "host/v1"}, "write http"),
         ({"api_key": "a b"}, "must be a str of ASCII characters without blanks"),
-        ({"timeout": 0}, "timeout=0 must be above 0"),
-        ({"concurrency": 0}, "concurrency=0 must be at least 1"),
+        ({"timeout": 0}, "timeout=0 must be a number of seconds above 0"),
+        ({"patience": "2"}, "patience='2' must be a number of seconds, at least 0"),
+        ({"corrections": None}, "corrections=None must be a whole number, at least 0"),
+        ({"concurrency": 0}, "concurrency=0 must be a whole number, at least 1"),
     ],
 )
 def test_settings_that_cannot_work_are_named(given, text):
