@@ -6,7 +6,6 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
-from numbers import Real
 from time import monotonic
 from typing import Any, Final, NamedTuple
 from urllib.parse import urlsplit
@@ -87,9 +86,9 @@ class Chat:
             # Before version 2.10, pydantic keeps in this attribute the local variables of the function that defines the
             # class. Some of them cannot be pickled.
             form.__pydantic_parent_namespace__ = None
-        if not isinstance(timeout, Real) or not timeout > 0:
+        if not isinstance(timeout, int | float) or not timeout > 0:
             raise ConfigError(f"timeout={timeout!r} must be a number of seconds above 0")
-        if not isinstance(patience, Real) or not patience >= 0:
+        if not isinstance(patience, int | float) or not patience >= 0:
             raise ConfigError(f"patience={patience!r} must be a number of seconds, at least 0")
         if whole_number(corrections) is None:
             raise ConfigError(f"corrections={corrections!r} must be a whole number, at least 0")
