@@ -64,7 +64,9 @@ class Aggregate:
         _, column = column_of(self.name, values)
         if isinstance(column, np.ndarray):
             return column.astype(np.int64) if column.dtype.kind == "b" else column
-        raise UnfitValue(f"{self!r} needs numbers, but the agents' values are strs: use Count to count strs", 0)
+        raise UnfitValue(
+            f"{self!r} needs numbers, but the agents' values are strs: Count({self.name!r}) counts strs", 0
+        )
 
     def _partial(self, column: NDArray[Any]) -> Any:  # noqa: ANN401 - what msgpack can hold
         raise NotImplementedError

@@ -199,7 +199,7 @@ def test_positions_make_pairs_and_move(logged, name):
     assert (ids.tolist(), points.tolist()) == ([1, 2, 15], [[0, 0], [9, 8], [9, 9]])
     with pytest.raises(AudienceTooLarge, match="400 agents"):
         messaging.create_audience(f"{name}-all", positions=np.zeros((400, 2)), radius=1, ids=range(400), most_pairs=9)
-    with pytest.raises(InvalidColumns, match=r"shape \(20, 2\)"):
+    with pytest.raises(InvalidColumns, match=r"shape \(20, d\)"):
         messaging.create_audience(f"{name}-all", positions=[[0, 0]], radius=1)
     with pytest.raises(InvalidColumns, match=r"row 1 of the positions is \[0.0, nan\]"):
         messaging.create_audience(f"{name}-all", positions=[[0, 0], [0, np.nan]], radius=1, ids=[1, 2])

@@ -176,7 +176,7 @@ def test_a_model_that_raises_names_agent_and_step(start_steps):
         ({"groups": 0}, "groups=0"),
         ({"groups": {"a": [0], "b": [0, 1]}}, "in two groups"),
         ({"groups": {"a": [0]}}, "1 agents are in no group, such as 1"),
-        ({"groups": {"a": [0, 1, 2]}}, "not in agents, such as 2"),
+        ({"groups": {"a": [0, 1, 2]}}, "not in agents=, such as 2"),
         ({"until": -1}, "until=-1"),
         ({"until": None}, "until=None"),
         ({"concurrency": 0}, "concurrency=0"),

@@ -96,7 +96,7 @@ def test_constructor_takes_a_host_or_an_mqtt_config():
     assert repr(MqttMessager("broker")) == "Messager(broker:1883, name=None)"
     assert signature(MqttMessager).parameters["timeout"].default == 60
     assert repr(MqttMessager("broker", username=None, password="")) == repr(MqttMessager("broker"))
-    with pytest.raises(ConfigError, match="there"):
+    with pytest.raises(ConfigError, match="cannot be passed next to an MqttConfig"):
         MqttMessager(config, 1883, "ann")
 
 

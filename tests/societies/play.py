@@ -535,7 +535,7 @@ class Town(LoggedGroups):
     async def begin(self):
         made, self.first = self.made, 0
         if self.fork is None:
-            write_run(Folder(str(self.folder)), RunRecord(FORMAT, self.exp_id))
+            write_run(Folder(str(self.folder)), RunRecord(FORMAT, self.exp_id, steps={}))
         else:
             parent, at_step = self.fork
             step = checkpoint_before(parent.folder, at_step)

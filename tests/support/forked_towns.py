@@ -32,7 +32,7 @@ class Town(LoggedGroups):
     async def first(self, transport):
         await transport.steps.begin(self.settings)
         await self.create("friends", build_edges([self.edges]))
-        write_run(Folder(str(self.folder)), RunRecord(FORMAT, self.exp_id))
+        write_run(Folder(str(self.folder)), RunRecord(FORMAT, self.exp_id, steps={}))
 
     async def load(self, transport, parent, step):
         copy_run(Folder(str(parent.folder)), Folder(str(self.folder)), self.exp_id, step)

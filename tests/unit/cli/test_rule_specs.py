@@ -63,7 +63,7 @@ def test_bans_name_the_rule_that_finds_violations():
         ("max-length:", "such as max-length:500"),
         ("max-length:many", "limit_bytes='many', which is not a whole number: write max-length:500"),
         ("max-length:1", "blocks every payload"),
-        ("black-list:1-2-3", "'1-2-3', which is not a pair .* with the quotes"),
+        ("black-list:1-2-3", "'1-2-3', which is not a pair .* put quotes"),
         ("black-list:12", "the rule 'black-list' has '12', which is not a pair of agents: write 1-2, "),
         ("black-list:1-", "'1-', which is not a pair"),
         ("black-list:a\x00-2", r"agent id 'a\\x00' cannot be used"),

@@ -297,7 +297,7 @@ def test_a_handle_travels_to_the_process_of_a_group_and_shows_no_token():
     [
         ("weather", {}, "is not the URL of an agent"),
         ("ftp://x/", {}, "is not the URL of an agent"),
-        ("http://u:p@x/", {}, "has a password"),
+        ("http://u:p@x/", {}, "has a user name or a password"),
         ("http://x/", {"wait_s": 0}, "^wait_s=0 must be a number of seconds above 0$"),
         ("http://x/", {"late_steps": -1}, "^late_steps=-1 must be a number of steps, 0 or more$"),
     ],

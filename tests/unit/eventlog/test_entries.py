@@ -198,7 +198,7 @@ def test_the_payload_before_a_rewrite_counts_in_a_piece():
         (item_of(batch_of(1, lines=None)), "no payloads"),
         (noted_item(batch_of(4), note_of("delivered", mailbox="m", before=[([4], b"{}")])), "does not have"),
         (noted_item(batch_of(4), note_of("delivered", mailbox="m", before=[([0, 7], b"{}")])), "does not have"),
-        *((noted_item(batch_of(2), note_of("published"), takers), "received them") for takers in (None, [], [1])),
+        *((noted_item(batch_of(2), note_of("published"), takers), "receiving clients") for takers in (None, [], [1])),
     ],
 )
 def test_what_cannot_be_makes_no_row(item, says):

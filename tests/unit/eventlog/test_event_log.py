@@ -160,5 +160,5 @@ def test_rows_in_the_seeds_form(log):
 
 
 def test_an_unknown_question(folder):
-    with pytest.raises(MessagingError, match="no question 'qurey': write 'query'"):
+    with pytest.raises(MessagingError, match="no query 'qurey': write 'query'"):
         ViewSource(folder).ask("qurey")

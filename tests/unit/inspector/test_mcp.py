@@ -370,7 +370,7 @@ async def test_descriptions_are_as_they_are_read(server):
     async with Client(server) as client:
         told = {tool.name: tool.description for tool in (await client.list_tools()).tools}
     assert [name for name, text in told.items() if text != text.strip() or re.search(r"\n +", text)] == []
-    assert told["summary"].endswith("\n\nThe columns of its table `messages` are in the answer, too.")
+    assert told["summary"].endswith("\n\nThe answer also has the columns of the run's table `messages`.")
 
 
 async def test_a_running_experiment_is_steered_and_an_ended_one_is_not(steered, folder):
@@ -403,7 +403,7 @@ async def test_a_fork_goes_nowhere_else_than_beside_its_parent(folder, name, mon
 
 
 def test_nothing_is_written_above_the_folders(folder):
-    with pytest.raises(ConfigError, match="start the server with this folder"):
+    with pytest.raises(ConfigError, match="start the program again with that folder"):
         RunFolders([str(folder / "town")]).beside("town", "new")
 
 

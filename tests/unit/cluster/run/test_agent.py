@@ -299,7 +299,7 @@ async def test_a_start_that_fails_and_a_collect_that_does_more_than_look_are_nam
         ),
         ({"start": lambda group: {"n": [1, "a"]}}, "group.state.'n'. has values of the types int and str"),
         ({"start": lambda group: {"n": np.ma.array([1], mask=[1])}}, "group.state.'n'. has masked values"),
-        ({"start": lambda group: {"t": np.str_("a\0")}}, "group.state.'t'. has a str that ends with a null"),
+        ({"start": lambda group: {"t": np.str_("a\0")}}, "group.state.'t'. has a text that ends with a null"),
         ({"start": lambda group: {1: np.zeros(3)}}, "group.state.1. has a key of type int"),
         ({"model": lambda group, step: {}}, "returned an object of type dict, .* keep results in group.state"),
         ({"model": lambda group, step: next(iter([]))}, "the model failed for group 'east'.*raised StopIteration"),
