@@ -173,8 +173,8 @@ def among(agents: AgentSet, kinds: Kinds) -> Kinds:
 
 def _ids_of(kind: object, given: Any) -> Any:  # noqa: ANN401 - as a user has written it
     if isinstance(given, int | np.integer) or given is None:
-        example = range(1000 if given is None else given)
-        raise ConfigError(f"agents[{kind!r}]={given!r} must be the ids of the kind's agents, such as {example}")
+        count = 1000 if given is None else given
+        raise ConfigError(f"agents[{kind!r}]={given!r} must be the ids of the kind's agents, such as range({count})")
     ids = plain_ids(given)
     return ids if hasattr(ids, "__len__") else [*ids]
 

@@ -38,8 +38,8 @@ def test_data_lie_beside_a_log_that_is_a_folder(tmp_path):
 @pytest.mark.parametrize(
     ("there", "shards", "words"),
     [
-        (["shard-0-of-3", "shard-1-of-3", "shard-2-of-3"], 2, ["data of 3 shards", "has 2", "shards=3"]),
-        (["shard-0-of-3", "shard-1-of-3", "shard-2-of-3"], None, ["data of 3 shards", "has 1", "shards=3"]),
+        (["shard-0-of-3", "shard-1-of-3", "shard-2-of-3"], 2, ["data of 3 shards", "this start is 2", "shards=3"]),
+        (["shard-0-of-3", "shard-1-of-3", "shard-2-of-3"], None, ["data of 3 shards", "this start is 1", "shards=3"]),
         (["."], 3, ["data of one server", "no shards="]),
         (["shard-0-of-3", "shard-2-of-3"], 3, ["lacks shard-1-of-3", "restore them"]),
     ],

@@ -149,7 +149,7 @@ def test_other_versions_and_sizes():
         def __len__(self):
             return FRAME_LIMIT + 1
 
-    with pytest.raises(FrameError, match="the frame has .* bytes, but must have"):
+    with pytest.raises(FrameError, match="bytes, but must have"):
         decode(Huge(frame))
     with pytest.raises(FrameError, match="RM"):
         decode(b"XX" + frame[2:])
