@@ -157,8 +157,9 @@ class MailboxRecord(msgspec.Struct, array_like=True):
     ) -> "MailboxRecord":
         """Return this record, with the changes of the mailbox's earlier record `before` and the change since then.
 
-        Args: With steps, `version` is the directory's version with the newest change (0: the change has no step), and
-        `came_from` is the record of the mailbox that the new agents have left.
+        Args: Both are for experiments with steps. `version` is the first version of the directory that has the newest
+        change (0: the change belongs to no step). `came_from` is the record of the mailbox that the new agents have
+        left.
         """
         here, there, changes = self.by_subtopic(), before.by_subtopic(), before.changes
         came, went = _beyond(here, there), _beyond(there, here)

@@ -96,11 +96,11 @@ def gathered(starts: NDArray[np.int64], lengths: NDArray[np.int64]) -> NDArray[n
 
 
 class GraphHearing:
-    """The broadcasts of some senders, one in each row, as hearers hear them.
+    """Broadcasts, one in each row, and who hears them. A sender may have several rows.
 
-    There are `agents` hearers. Hearer `at[i]` hears the senders that are the neighbours of agent i in `into`. Hearers
-    that are not in `at` hear nobody. There are `senders` senders. `places` has the index of each row's sender, or -1 if
-    nobody hears the row. In sums and extremes, the values of each sender's rows are combined first, so that each pair
+    Hearers have the numbers 0 to `agents` - 1, and senders 0 to `senders` - 1. Entry i of `into` lists the senders that
+    the hearer with the number `at[i]` hears. A hearer whose number is not in `at` hears nobody. `places` has the number
+    of each row's sender, or -1 if nobody hears the row. In sums and extremes, the values of each sender's rows are combined first, so that each pair
     of sender and hearer costs only one lookup.
     """
 

@@ -41,7 +41,7 @@ Change = Callable[[Edges], Edges | None]
 
 
 def join(name: str, agents: AgentSet, edges: Edges) -> Edges:
-    """Add `agents` to an audience's members; return the new pairs (sender, hearer).
+    """Add `agents` to an audience's members; return all pairs (sender, hearer) of the larger audience.
 
     Raises: ConfigError if the audience was not made from members.
     """

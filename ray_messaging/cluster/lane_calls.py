@@ -71,8 +71,8 @@ class FactsOfPairs(msgspec.Struct, array_like=True, frozen=True):
     """Facts about a handle's broadcasts that only the group's actor knows, for each pair of a broadcast and a hearer.
 
     `numbers` has the number of each pair's message (uint32), and `sent_at` its time (float64, or one time for all).
-    `hearers` is set only if some messages could not be delivered. It has the values (int64), kinds and strings of the
-    `IdColumn` of the hearers.
+    `hearers` has the hearer of each pair, as the values (int64), kinds and strings of an `IdColumn`. It is None if all
+    messages were delivered.
     """
 
     numbers: bytes

@@ -39,8 +39,8 @@ class Labelled(msgspec.Struct, array_like=True, frozen=True):
 class VerdictReply(msgspec.Struct, array_like=True, frozen=True):
     """The interceptor's reply about one batch.
 
-    `epoch` is the interceptor's epoch (the number of its start), or the number of the rule snapshot by which the sender
-    itself has passed the batch. If `judged` is False, nothing was decided, because the rules need payloads: the next
+    `epoch` is the interceptor's epoch (the number of its start). If the sender itself judged the batch, by a rule
+    snapshot, `epoch` is the number of that snapshot. If `judged` is False, nothing was decided, because the rules need payloads: the next
     request must contain them. `wants_payload` says whether later batches must contain payloads. `deferred` are the rows
     (uint32) that wait for a slow rule. `snapshot` is the number of the rule snapshot that is valid and can be
     requested, or 0 if there is none (see `rule_snapshot`).
@@ -78,8 +78,8 @@ class BatchVerdict(msgspec.Struct, array_like=True):
     """The verdicts on a batch by row. A row that is in none of the fields passes unchanged.
 
     `blocked` maps a row to (rule, reason), `rewritten` a row to (rule, payload as JSON), `labels` a label to its rows.
-    `deferred` are the rows that wait for a slow rule. `epoch` is the interceptor's epoch (the number of its start), or
-    the number of the rule snapshot by which the sender itself has passed the batch.
+    `deferred` are the rows that wait for a slow rule. `epoch` is the interceptor's epoch (the number of its start). If
+    the sender itself judged the batch, by a rule snapshot, `epoch` is the number of that snapshot.
     """
 
     blocked: dict[int, tuple[str, str]] = {}

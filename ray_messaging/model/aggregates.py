@@ -345,7 +345,10 @@ def _added(partials: Iterable[Any]) -> tuple[int, bool, int, float]:
 
 
 def _quotient(total: int, count: int) -> float:
-    """Return a sum in units of 2**-1074, divided by a count and rounded once; infinity if no float is large enough."""
+    """Return the float nearest to `total` / `count`, or infinity if no float is large enough.
+
+    `total` is in units of 2**-1074.
+    """
     try:
         return total / (count << _UNIT)
     except OverflowError:

@@ -327,7 +327,7 @@ class Commits:
         self._epoch = epoch
         self.handed_out: list[tuple[int, int]] = []  # rows that the next fetch will commit: intervals of numbers
         self._written = 0  # the value of `in_flight.changes` at the last write
-        self._ranges_stored = bool(acked)  # whether acknowledged ranges may be stored on the server
+        self._ranges_stored = bool(acked)  # False: the server certainly stores no acknowledged ranges
         self.writing = asyncio.Lock()  # held during a write, and while no write may begin
         self.progress = asyncio.Event()  # set after each write
         self._background: asyncio.Task[None] | None = None

@@ -94,8 +94,8 @@ class FrameSender(Destination):
         super().__init__(transport, sender, directory.routing, directory.schemas, mirror=mirror, observer=observer)
         self.epoch = 0
         self.transactions = 0  # how many transactions the server has committed, as far as this process knows
-        # How many subscribers got each publication of this sender's last call with publications. The server told this
-        # when the epoch was claimed.
+        # For the last call with publications before this sender claimed its epoch: how many subscribers got each
+        # publication. The server told this when the epoch was claimed.
         self.subscriber_counts: list[int] = []
         self.fenced: Fenced | None = None  # the error because of which nothing can be sent any more
         self.behind = False  # whether the server has lost a transaction that it had confirmed

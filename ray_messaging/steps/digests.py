@@ -241,7 +241,7 @@ class HashedLater(NamedTuple):
 class LaterDigests:
     """The rows that a group has sent from this process in its last `count` steps, kept to compute their digests later.
 
-    Rows of steps before `first` are not kept: the run goes on long after these steps, so nobody asks for their digests.
+    Rows of steps before `first` are not kept, because the run's result has digests only for the last steps of the run.
     When the rows take more than `KEPT_BYTES`, the digests of the oldest rows are computed, and only the sum of these
     digests is kept for each step.
     """

@@ -219,8 +219,8 @@ class StepDestination(Destination):
     async def _sendable(self, broadcasts: Batch, reaches: Reaches) -> list[PendingBatch]:
         records = self.routes.records.values()
         # A hearer that no group hosts needs a row of its own, because its message is published, and the event log gets
-        # a note about this message. So broadcasts are sent whole only if groups host all their hearers, and no mailbox
-        # listens to patterns of channels, whose hearers are not known.
+        # a note about this message. So broadcasts are sent whole only if groups host all their hearers. And no mailbox
+        # may listen to a pattern of channels, because nobody knows which agents hear through a pattern.
         whole = not any(record.globs for record in records) and reaches.are_all_in(records, broadcasts.from_ids)
         if whole and await self._engine.verdict_client.pass_whole(broadcasts) is not None:
             return [PendingBatch.of(broadcasts, reaches=reaches)]

@@ -23,7 +23,7 @@ Fields = dict[bytes, bytes]
 
 
 class ExperimentClaim(IntEnum):
-    """Result of the try of a start, a call of `Messaging.start`, to become the owner of an experiment."""
+    """Whether a call of `Messaging.start`, called a start here, has become the owner of an experiment."""
 
     LOST = 0  # another start owns the experiment
     HELD = 1

@@ -492,7 +492,7 @@ class RedisSteps:
         return bytes(await self._link.command("HGET", self._steps, "collected_born")).decode()
 
     async def collected_bytes(self) -> int:
-        """Return the total size of the recorded series and results of remembered calls on the server."""
+        """Return how many bytes recorded series and results of remembered calls together take on the server."""
         return int(await self._link.command("HGET", self._steps, "collected_bytes") or 0)
 
     async def drop_collected(self, entries: Sequence[Collected]) -> None:

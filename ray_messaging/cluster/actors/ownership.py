@@ -55,7 +55,7 @@ async def take_claim(server: RedisExperimentStore, store: RuleStore, spec: Inter
 
 
 async def _check(server: RedisExperimentStore, spec: InterceptorSpec, holder: bytes | None) -> None:
-    """Raise AlreadyExists if `on_existing` does not let this start take the place of another start.
+    """Raise AlreadyExists if another start has the experiment, and `on_existing` forbids to replace that start.
 
     Args: `holder` names the start that has the claim now (None: no start has the claim).
     """

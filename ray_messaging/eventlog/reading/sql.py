@@ -151,7 +151,8 @@ def _messages(view: View) -> tuple[ds.Dataset, list[str]]:
     """Return a dataset of all messages, and the SQL expressions for the columns of the table `messages`."""
     parts = [*datasets(view, Filters())]
     kinds = {field.name: field.type for field in _comparable([part.schema for part in parts])}
-    names: dict[str, dict[str, None]] = {name: {} for name in kinds}  # key: a typed column; value: its stored columns
+    # By the name of each typed column, the names that it has in the files: one for each type of its values.
+    names: dict[str, dict[str, None]] = {name: {} for name in kinds}
     for name in (name for part in parts for name in typed_names(part.schema.names) if plain_name(name) in kinds):
         names[plain_name(name)][name] = None
     stored = [SCHEMA.field(name).with_nullable(True) for name in SCHEMA.names]

@@ -64,7 +64,7 @@ def _sums(view: View, *, step: int | slice) -> tuple[Counter[int], Counter[int]]
     Raises: LogError if a file of the log is gone.
     """
     if absent := absent_rows(view.folder, view.segments, view.end):
-        raise LogError(f"the log has no digests: {absent}", path=view.folder.where)
+        raise LogError(f"digests cannot be computed from the log: {absent}", path=view.folder.where)
     messages, sums = Counter[int](), Counter[int]()
     for row, weight in _rows(view, Filters(step=step)):
         messages[row.step] += weight

@@ -383,7 +383,8 @@ class LogWriter:
             await self._collected.write(least=FILE_BYTES)
         if not self._segments.lost:
             await self._segments.retry(self._reader.hearers.tidy)
-        # The segment is not full, so few rows are coming. With many rows, the memory would be needed again at once.
+        # Unused memory is released only if the segment is not full, so that few rows are coming. If many rows came, the
+        # memory would be needed again at once.
         if not closed:
             await asyncio.to_thread(pa.default_memory_pool().release_unused)
 

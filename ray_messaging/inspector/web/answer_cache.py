@@ -65,7 +65,7 @@ class AnswerCache:
         return answer.value
 
     async def ask(self, question: Callable[..., T], *arguments: object) -> T:
-        """Call the function `question` in a thread, for one page; return its result, or raise its error."""
+        """Call the function `question` in a thread, for one web page only; return its result, or raise its error."""
         async with self._room:
             return await asyncio.get_running_loop().run_in_executor(self._threads, question, *arguments)
 

@@ -249,7 +249,7 @@ class RuleFailures:
 def _key(error: BaseException, text: str) -> tuple[str, str, str]:
     """Return a key that is the same for all errors of one type that the same line of code has raised.
 
-    An error without a traceback was made by this library. Its text is always the same, so the text is in the key.
+    An error without a traceback was made by this library, and has no line of code. The key has its text instead.
     """
     trace = error.__traceback__
     if trace is None:
