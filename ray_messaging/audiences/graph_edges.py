@@ -100,8 +100,8 @@ class GraphHearing:
 
     Hearers have the numbers 0 to `agents` - 1, and senders 0 to `senders` - 1. Entry i of `into` lists the senders that
     the hearer with the number `at[i]` hears. A hearer whose number is not in `at` hears nobody. `places` has the number
-    of each row's sender, or -1 if nobody hears the row. In sums and extremes, the values of each sender's rows are combined first, so that each pair
-    of sender and hearer costs only one lookup.
+    of each row's sender, or -1 if nobody hears the row. In sums and extremes, the values of each sender's rows are
+    combined first, so that each pair of sender and hearer costs only one lookup.
     """
 
     def __init__(

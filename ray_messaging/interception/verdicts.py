@@ -40,10 +40,10 @@ class VerdictReply(msgspec.Struct, array_like=True, frozen=True):
     """The interceptor's reply about one batch.
 
     `epoch` is the interceptor's epoch (the number of its start). If the sender itself judged the batch, by a rule
-    snapshot, `epoch` is the number of that snapshot. If `judged` is False, nothing was decided, because the rules need payloads: the next
-    request must contain them. `wants_payload` says whether later batches must contain payloads. `deferred` are the rows
-    (uint32) that wait for a slow rule. `snapshot` is the number of the rule snapshot that is valid and can be
-    requested, or 0 if there is none (see `rule_snapshot`).
+    snapshot, `epoch` is the number of that snapshot. If `judged` is False, nothing was decided, because the rules need
+    payloads: the next request must contain them. `wants_payload` says whether later batches must contain payloads.
+    `deferred` are the rows (uint32) that wait for a slow rule. `snapshot` is the number of the rule snapshot that is
+    valid and can be requested, or 0 if there is none (see `rule_snapshot`).
     """
 
     epoch: int
