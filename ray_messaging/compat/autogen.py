@@ -314,7 +314,15 @@ class RayAgentRuntime(core.SingleThreadedAgentRuntime, AbstractAsyncContextManag
 
     @property
     def unprocessed_messages_count(self) -> int:
-        """Return the number of events from this process, and of questions to its agents, that wait for a handler."""
+        """Return the number of events from this process, and of questions to its agents, that wait for a handler.
+
+        Raises: RuntimeError with actors=True, because other processes handle events of this process.
+        """
+        if self._on_ray:
+            raise RuntimeError(
+                "unprocessed_messages_count is known only if all agents live in one process: with actors=True, await "
+                "stop_when_idle()"
+            )
         return self._unbegun + sum(each.expects_answer for each in self._held.values())
 
     @contextmanager

@@ -80,6 +80,8 @@ async def proves(messaging, folder):
         runtime.start()
         for n in range(100):
             await runtime.publish_message(Number(n), DefaultTopicId())
+        with pytest.raises(RuntimeError, match="stop_when_idle"):
+            _ = runtime.unprocessed_messages_count
         await asyncio.wait_for(runtime.stop_when_idle(), 120)
         states = (await runtime.save_state())["agents"]
         assert {agent: state["replies"] for agent, state in states.items() if state} == {
