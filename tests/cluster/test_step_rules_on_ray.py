@@ -120,7 +120,7 @@ def test_a_barrier_that_waits_for_a_rule_names_it():
         def named():
             with pytest.raises(TimeoutError) as caught:
                 town.steps.wait(1, timeout=0.5)
-            return "rule 'stuck' (0)" in str(caught.value)
+            return "wait for rule 'stuck' (step 0)" in str(caught.value)
 
         live.remote(group)
         wait_for(named, "an error that names the rule")

@@ -108,7 +108,7 @@ def test_steps_are_paused_and_go_on(messaging, groups):
     refs = [live.remote(group) for group in groups.values()]
     messaging.steps.wait(until=2, timeout=300)
     assert messaging.steps.now == 2
-    with pytest.raises(TimeoutError, match=r"step 2 is not committed .* by group0 \(2\), group1 \(2\), group2 \(2\)"):
+    with pytest.raises(TimeoutError, match=r"wait for group0 \(step 2\), group1 \(step 2\), group2 \(step 2\)"):
         messaging.steps.wait(until=3, timeout=0.2)
     assert messaging.steps.waiting_for() == {}  # no step is open
     assert "2 steps done, pauses after step 1" in messaging.steps._repr_html_()

@@ -216,10 +216,10 @@ class ExperimentSteps:
             while (now := self._patient_progress(deadline)).sealed + 1 < until:
                 left = STEP_NEWS_TIMEOUT_S if deadline is None else deadline - time.monotonic()
                 if left <= 0:
-                    groups = ", ".join(f"{name} (step {step})" for name, step in sorted(now.waiting_for().items()))
+                    waits = ", ".join(f"{name} (step {step})" for name, step in sorted(now.waiting_for().items()))
                     raise TimeoutError(
-                        f"the steps before {until} are not committed after {timeout:g} s: pass a longer timeout, or "
-                        f"look for errors of the groups for which others wait: {groups}"
+                        f"the steps before {until} are not committed after {timeout:g} s. They wait for "
+                        f"{waits or 'no group'}: pass a longer timeout, or look for errors there"
                     )
                 if bar is not None:
                     bar.show()
