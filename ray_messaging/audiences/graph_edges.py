@@ -18,9 +18,10 @@ CHUNK = 2**17  # how many neighbours are handled together, so that their arrays 
 
 
 class Adjacency(NamedTuple):
-    """Agents, `ids` (ascending int64), and their neighbours: agent i has `others[starts[i]:starts[i] + lengths[i]]`.
+    """Agents and their neighbours: the agent `ids[i]` has the neighbours `others[starts[i]:starts[i] + lengths[i]]`.
 
-    `others` are indexes (int32) into the ids of the neighbours, ascending for each agent.
+    `ids` is ascending (int64). `others` (int32, ascending for each agent) has no ids, but indexes into a sorted array
+    of the ids of all neighbours, which this object does not keep.
     """
 
     ids: NDArray[np.int64]

@@ -152,10 +152,10 @@ class Fork:
         later = [each + 1 for each in self._checkpoints if each >= step]
         here = f"has version {version}" if version else "does not exist"
         raise NotRepeatable(
-            f"a broadcast that came from outside of the steps, {row.text}, cannot be sent again before step {step}: in "
-            f"the parent, audience {name!r} then had version {row.audience_version}, which a call from outside had "
-            f"made after the fork's checkpoint. In the fork, the audience {here}. Make version {row.audience_version} "
-            "by messaging.create_audience, as was done in the parent, and call run again"
+            f"before step {step} the fork must send a broadcast from outside of the steps again, {row.text}, and "
+            f"cannot: in the parent, audience {name!r} then had version {row.audience_version}, which a call from "
+            f"outside had made after the fork's checkpoint. In the fork, the audience {here}. Make version "
+            f"{row.audience_version} by messaging.create_audience, as was done in the parent, and call run again"
             + (f", or fork at step {min(later)} or later" if later else ""),
             step=step,
             agent=row.from_id,

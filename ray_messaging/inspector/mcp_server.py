@@ -45,8 +45,16 @@ from ray_messaging.inspector.sources.society_in_step import measure_of
 MOST_ROWS = 1_000
 MOST_BYTES = 40_000  # an answer's rows have at most this many bytes, because assistants cut or refuse larger answers
 ANSWER_S = 60.0  # the search for an answer may take this many seconds
-_WIDTHS = (2_000, 200, 20)  # values are cut to the first of these numbers of characters with which a row fits
-_PARTS = (40, 10, 3)  # lists and dicts are cut to the first of these numbers of items with which a summary fits
+_WIDTHS = (
+    2_000,
+    200,
+    20,
+)  # values are cut to this many characters; if a row still does not fit, the next number is tried
+_PARTS = (
+    40,
+    10,
+    3,
+)  # lists and dicts are cut to this many items; if a summary still does not fit, the next number is tried
 _ERROR_WIDTH = 2_000
 _FORK_OUTPUT = 4_000  # of a fork's output, at most this many bytes are shown: the last ones
 

@@ -156,7 +156,7 @@ class DelegatedRules:
         self._timer = self._loop.call_later(_PAUSE_S, self._on_timer)
 
     def _on_timer(self) -> None:
-        """Report the passed messages if the next report is due, or if none have passed since the timer was set."""
+        """Report the messages passed since the last report, if a report is due or no more have passed lately."""
         self._timer = None
         if not self._unreported or self._lane is None or not self._lane.alive:
             return

@@ -219,8 +219,8 @@ class Reader:
                 await self._persist(self._agents_came)
             most = max(most, rows := piece.high - piece.low)
             room = min(rows, self._frame_rows)
-            # How many frames to read was computed from the frames of the read before. This frame may have more
-            # messages than those frames had.
+            # The number of frames to read was computed from the frames of the previous read. This frame may have more
+            # messages than those.
             if not inbox.has_capacity(room):
                 await self._wait_capacity(room)
             if entry == frames[-1][0]:

@@ -78,7 +78,7 @@ class MailboxQueue:
         self._backoff = Backoff(FULL_MAILBOX_RETRY)
 
     def reset(self) -> None:
-        """Record that the first frame was written after it had been refused."""
+        """Forget that the first frame was refused, because it is written now."""
         self.refused, self.retry_at = False, 0.0
         self._backoff.reset()
 

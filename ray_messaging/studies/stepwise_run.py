@@ -43,8 +43,8 @@ class StepwiseRun:
             )
         if lacking := {"model", "agents"} - arguments.keys():
             raise ConfigError(
-                f"the argument {min(lacking)!r} is missing: the function of a model's page must return "
-                "{'model': person, 'agents': 100, ...}"
+                f"{min(lacking)!r} is missing in what the function of a model's page has returned: it must return the "
+                "arguments of a run, such as {'model': person, 'agents': 100, ...}"
             )
         until = arguments.get("until")
         if until is not None and (isinstance(until, bool) or not isinstance(until, int)):

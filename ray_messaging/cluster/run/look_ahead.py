@@ -165,7 +165,7 @@ class _StepAhead:
         self._note(from_id, check_id(to_id), payload, check_subtopic(subtopic), deliver_at)
 
     def broadcast(self, from_id: AgentId, *_given: object, **_options: object) -> None:
-        """Note that an agent broadcasts. Its hearers are not known here."""
+        """Record that an agent broadcasts. Who will hear it is not known here."""
         self.unclear.add(self._places.place(from_id))
 
     def ask(

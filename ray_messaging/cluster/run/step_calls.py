@@ -620,8 +620,8 @@ class RememberedCalls:
     ) -> tuple[str, KeptCall]:
         """Return where the answer of a call through `me.remember` came from, such as "model", and the answer.
 
-        The step shares its calls with agents that run in the step ahead of time. So if a call with the same key is
-        under way already, wait for the answer of that call. If there is no such call, make the call here.
+        Some agents run early, before their step opens. All agents of a step share their calls: if a call with the same
+        key is under way already, wait for the answer of that call. If there is no such call, make the call here.
 
         Args: `flights` has the calls of the step that are under way or answered, by key.
         """

@@ -63,7 +63,10 @@ class StreamReader:
         return streams, await self.retry(partial(self._log.ends, streams.ended))
 
     async def read(self, read: Read, block_s: float) -> list[LogItem]:
-        """Read the next entries, as `read` says. If there are none, wait up to `block_s` seconds for the first one."""
+        """Return the next entries. The argument `read` has the cursors and the limit.
+
+        If there are no entries, wait up to `block_s` seconds for the first one.
+        """
         items = await self.retry(partial(self._log.read, read.cursors, read.limit, block_s))
         oldest = min((key(item.entry)[0] for item in items), default=None)
         self._read_at = time.monotonic()

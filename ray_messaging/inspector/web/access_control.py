@@ -93,7 +93,7 @@ def _is_secret(given: str, secret: str) -> bool:
 
 
 def _token(asked: HTTPConnection) -> str:
-    """Return the token in the URL of the first page, or "" if the URL has no token."""
+    """Return the token in a request's URL if the request is for the first page; otherwise, or without a token, ""."""
     first = asked.scope["path"] == "/" and asked.scope["method"] == "GET"
     return asked.query_params.get("token", "") if first else ""
 

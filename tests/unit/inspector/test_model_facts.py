@@ -117,7 +117,7 @@ def test_parameters_come_from_defaults_and_types():
             "the default of parameter 'name' is 'ann', but the model's page in the browser can set only",
         ),
         (lambda: 3, "<lambda> returned 3: it must return the arguments of ray_messaging.run as a dict"),
-        (lambda: {"model": person}, "'agents' is missing: the function of a model's page must return"),
+        (lambda: {"model": person}, "'agents' is missing in what the function of a model's page has returned"),
         (lambda: {"model": person, "agents": 3, "log_dir": "x"}, "the argument 'log_dir' is unknown"),
         (lambda: {"model": person, "agents": 3, "until": lambda now: True}, "until=<.*> must be a number of steps"),
     ],
