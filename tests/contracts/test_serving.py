@@ -252,6 +252,8 @@ async def test_what_serve_cannot_do(pair):
         await east.serve(picky, concurrency=0)
     with pytest.raises(ConfigError, match="retries=-1"):
         await east.serve(picky, retries=-1)
+    with pytest.raises(ConfigError, match="retries=True"):
+        await east.serve(picky, retries=True)
     await west.send(1, 11, {"n": 1})
     for unfit in (lambda: None, lambda message, more: None, {}):  # the message stays
         with pytest.raises(ConfigError, match=r"handler=.* must take one argument, async def answer\(message\), but "):

@@ -12,12 +12,13 @@ import pytest
 
 pytest.importorskip("a2a.client", reason="a2a-sdk is not installed")
 
+from a2a.types import StreamResponse
 from support.outside_agents import Outside, application, garbage, served
 from support.patience import WAIT_S
 from support.step_society import open_step
 
 from ray_messaging import Calls, run
-from ray_messaging.cluster.a2a_remote import RemoteAgent, RemoteFailure, _origin
+from ray_messaging.cluster.a2a_remote import RemoteAgent, RemoteFailure, _origin, _task_after
 from ray_messaging.cluster.run.agent import AgentLoop
 from ray_messaging.errors import ConfigError
 from ray_messaging.steps.call_memory import CallMemory
@@ -305,3 +306,8 @@ def test_a_handle_travels_to_the_process_of_a_group_and_shows_no_token():
 def test_what_cannot_be(url, options, told):
     with pytest.raises(ConfigError, match=told):
         remote(url, **options)
+
+
+def test_a_response_without_content_is_no_task():
+    with pytest.raises(RemoteFailure, match="neither an A2A message nor an A2A task"):
+        _task_after(StreamResponse(), None)
