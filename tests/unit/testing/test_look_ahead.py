@@ -99,7 +99,10 @@ class Society:
             me.send("nobody", {"t": "hello"})
         if "errors" in self.has and me.rng.random() < 0.2:
             try:
-                me.send(3, {"t": object()})
+                if me.step % 2:
+                    me.send(3, {"t": "when?"}, deliver_at=me.step + 1.5)
+                else:
+                    me.send(3, {"t": object()})
             except Exception as error:  # noqa: BLE001 - any is part of what the agent knows
                 me.state["error"] = type(error).__name__
         if "moves" in self.has and me.rng.random() < 0.1:
