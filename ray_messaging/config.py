@@ -601,7 +601,9 @@ def _address(kind: str, text: str, port: int) -> tuple[str, int]:
     """Return the host and port of an address; raise ValueError if the text is not of the form host:port."""
     parts = urlsplit(f"//{text}")
     found = port if parts.port is None else parts.port
-    if not parts.hostname or not found or parts.path or parts.query or parts.fragment or parts.username is not None:
+    if not found:
+        raise ValueError(f"the address {text!r} has the port 0, which no {kind} has: write a port from 1 to 65535")
+    if not parts.hostname or parts.path or parts.query or parts.fragment or parts.username is not None:
         raise ValueError(f"the address of a {kind} is host:port, not {text!r}")
     return parts.hostname, found
 

@@ -89,6 +89,7 @@ def test_a_url_that_cannot_be_read_says_how_to_write_it_and_shows_no_password(ur
         (RedisConfig, {"sentinels": ["a"]}, "must be given together"),
         (RedisConfig, {"server": "x", "service": "town"}, "must be given together"),
         (RedisConfig, {"sentinels": ["a/b"], "service": "town"}, "host:port, not 'a/b'"),
+        (RedisConfig, {"cluster": ["a:0"]}, "the address 'a:0' has the port 0, which no node has"),
         (RedisConfig, {"sentinels": ["a"], "service": "town", "sentinel_username": "u"}, "needs sentinel_password"),
         (RedisConfig, {"cluster": ["a"], "server": "x"}, "exactly one of server=, sentinels="),
         (RedisConfig, {"cluster": ["a"], "sentinels": ["b"], "service": "town"}, "exactly one of server=, sentinels="),
