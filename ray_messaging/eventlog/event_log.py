@@ -403,12 +403,8 @@ class EventLog:
 
         Raises: ConfigError if a run had no steps, or if neither run sent a message in a step.
         """
-        in_steps = [log.run["steps"] is not None for log in (self, other) if log.run is not None]
-        if len({*in_steps}) > 1:
-            which = "other" if in_steps[0] else "first"
-            raise ConfigError(
-                f"the {which} log belongs to a run without steps: only runs with steps=Steps() can be compared"
-            )
+        self._check_steps("the first log")
+        other._check_steps("the other log")
         return first_difference(self.pages(text=True), other.pages(text=True))
 
     def stats(self, **fields: Unpack[Fields]) -> dict[str, Any]:
@@ -459,10 +455,12 @@ class EventLog:
         found = pages(self._source.follower(), {**fields, "text": text, "expand": expand}, rows)
         return (with_exact_integers(page, NUMBERS) for page in found)
 
-    def _check_steps(self) -> None:
+    def _check_steps(self, name: str = "the log") -> None:
         run = self.run
         if run is not None and run["steps"] is None:
-            raise ConfigError("the log belongs to a run without steps: only runs with steps=Steps() have digests")
+            raise ConfigError(
+                f"{name} belongs to a run without steps: only runs with steps=Steps() have digests and can be compared"
+            )
 
     def _table(self, question: str, **arguments: Any) -> pa.Table:  # noqa: ANN401 - the arguments of any query
         return with_exact_integers(self._source.ask(question, **arguments), NUMBERS)
