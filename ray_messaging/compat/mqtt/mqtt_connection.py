@@ -401,6 +401,7 @@ class Connection:
         return ServerRefused(f"the broker at {self._where} {what}", host=config.server, port=config.port)
 
     def _away(self, text: str) -> ConnectionFailed:
+        """Build the error for a call without a connection. While the inbox is full, the error says that, not `text`."""
         if not self.room.is_set():
             text = (
                 "the inbox is full, so this messager is not connected until messages are fetched: await "

@@ -42,18 +42,18 @@ async def answers_of(
     waiting, answers, counted, ends = set(tasks), dict[str, T | RedisError | OSError](), 0, now() + ANSWER_S
     try:
         while waiting and counted <= len(tasks) // 2:
-            left, first = ends - now(), not counted
-            done, waiting = await asyncio.wait(waiting, timeout=max(0.0, left), return_when=asyncio.FIRST_COMPLETED)
+            left = max(0.0, ends - now())
+            done, waiting = await asyncio.wait(waiting, timeout=left, return_when=asyncio.FIRST_COMPLETED)
             if not done:
                 break
             for task in done:
                 try:
                     answers[tasks[task]] = task.result()
-                    counted += counts(task.result())
+                    if counts(task.result()):
+                        ends = ends if counted else now() + _MAJORITY_S
+                        counted += 1
                 except (RedisError, OSError) as error:
                     answers[tasks[task]] = error
-            if first and counted:
-                ends = now() + _MAJORITY_S
     finally:
         for task in tasks:
             task.cancel()
