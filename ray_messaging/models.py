@@ -21,7 +21,7 @@ from ray_messaging.common.sockets import is_http_address
 from ray_messaging.common.texts import short_repr
 from ray_messaging.errors import AnswerUnfit, ConfigError, ModelFailed, ModelTimeout
 from ray_messaging.model.call_usage import CallMeter, metering, report_usage
-from ray_messaging.model.step_numbers import whole_number
+from ray_messaging.model.whole_numbers import whole_number
 
 _OPENAI: Final = "https://api.openai.com/v1"
 _KEY, _URL = "OPENAI_API_KEY", "OPENAI_BASE_URL"

@@ -24,7 +24,7 @@ from ray_messaging.errors import (
 )
 from ray_messaging.message import Message
 from ray_messaging.model.fates import BLOCKED, FATES
-from ray_messaging.model.step_numbers import whole_number
+from ray_messaging.model.whole_numbers import whole_number
 from ray_messaging.observability.tracing.untraced import UNTRACED, AnyTracer
 from ray_messaging.receipt import Receipt
 from ray_messaging.receiving.call_checks import check_timeout

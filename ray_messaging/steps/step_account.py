@@ -17,7 +17,7 @@ from ray_messaging.model.columns import NONE, IdColumn
 from ray_messaging.model.extension import AudiencePairs, Extension
 from ray_messaging.model.fates import BLOCKED, DELIVERED, FATES, UNDELIVERABLE, UNKNOWN
 from ray_messaging.model.joining import joined_arrays, joined_ids
-from ray_messaging.model.step_numbers import check_step_number
+from ray_messaging.model.whole_numbers import check_step_number
 from ray_messaging.receipt import Outcome, PairFates
 from ray_messaging.steps.agent_places import NO_PLACES, AgentPlaces
 from ray_messaging.steps.canonical_order import id_ranks

@@ -15,7 +15,7 @@ from ray_messaging.default_limits_and_leases import STEP_LEASE_S, STEP_NEWS_TIME
 from ray_messaging.errors import AlreadyExists, Closed, ConfigError, MessagingError, NotListening
 from ray_messaging.messager_engine import Engine
 from ray_messaging.model.agent_sets import NO_AGENTS, AgentSet
-from ray_messaging.model.step_numbers import check_until
+from ray_messaging.model.whole_numbers import check_until
 from ray_messaging.receiving.unfolder import Unfolder
 from ray_messaging.steps.agent_places import NO_PLACES, AgentPlaces
 from ray_messaging.steps.attempt_sender import AttemptSender

@@ -25,7 +25,7 @@ from ray_messaging.model.extension import UNRESOLVED, AskedOutside, AudiencePair
 from ray_messaging.model.finite import MAYBE_NULL, NULL
 from ray_messaging.model.json_form import LARGE, LINE_END, MAYBE_LARGE, PLAIN
 from ray_messaging.model.message_ids import MessageIdColumn
-from ray_messaging.model.step_numbers import delivery_step
+from ray_messaging.model.whole_numbers import delivery_step
 from ray_messaging.sending.bulk_input import ColumnChunk, columns_of
 from ray_messaging.steps.agent_places import AgentPlaces
 

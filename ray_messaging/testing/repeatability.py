@@ -16,7 +16,7 @@ from ray_messaging.cluster.run.run_plan import RunOptions, check_run
 from ray_messaging.cluster.unpicklable import dumped, sent
 from ray_messaging.errors import MessagingError, NotRepeatable, StepFailed
 from ray_messaging.model.exact import decode_exactly
-from ray_messaging.model.step_numbers import check_until
+from ray_messaging.model.whole_numbers import check_until
 from ray_messaging.testing.trial import Attempt, Deeds, Trial, TrialCalls, run_trial
 
 _GROUPS = 2

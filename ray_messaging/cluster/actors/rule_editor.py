@@ -22,7 +22,7 @@ from ray_messaging.interception.interceptor.interceptor import Interceptor
 from ray_messaging.interception.interceptor.rule_set import RuleSet
 from ray_messaging.interception.interceptor.rule_versions import RuleVersions
 from ray_messaging.interception.rules import Rule
-from ray_messaging.model.step_numbers import whole_number
+from ray_messaging.model.whole_numbers import whole_number
 from ray_messaging.transports.step_values import RULE_CHANGE, STANDSTILL, without_steps
 
 if TYPE_CHECKING:

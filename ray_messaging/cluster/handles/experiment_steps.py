@@ -14,7 +14,7 @@ from ray_messaging.common.texts import steps_done
 from ray_messaging.default_limits_and_leases import STEP_NEWS_TIMEOUT_S
 from ray_messaging.errors import ConfigError, ConnectionFailed, MessagingError, ServerRefused
 from ray_messaging.model.agent_sets import AgentSet
-from ray_messaging.model.step_numbers import step_count
+from ray_messaging.model.whole_numbers import step_count
 from ray_messaging.receiving.call_checks import check_timeout
 from ray_messaging.steps.step_account import StepCounts, digest_of
 from ray_messaging.steps.stragglers import Straggler

@@ -13,7 +13,7 @@ from ray_messaging.model.aggregates import Count
 from ray_messaging.model.collect import aggregates_of
 from ray_messaging.model.series import decode_series, values_of
 from ray_messaging.model.series_columns import STEP
-from ray_messaging.model.step_numbers import check_until
+from ray_messaging.model.whole_numbers import check_until
 
 
 class Ending(NamedTuple):

@@ -40,7 +40,7 @@ from ray_messaging.model.columns import IdColumn, PayloadColumn, encode_payload
 from ray_messaging.model.exact import decode_exactly, encode_exactly
 from ray_messaging.model.extension import Extension
 from ray_messaging.model.message_ids import MessageIdColumn
-from ray_messaging.model.step_numbers import delivery_step
+from ray_messaging.model.whole_numbers import delivery_step
 from ray_messaging.steps.agent_places import NO_PLACES, AgentPlaces
 from ray_messaging.steps.call_memory import CallMemory
 from ray_messaging.steps.random_numbers import StepGenerators

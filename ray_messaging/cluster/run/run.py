@@ -41,7 +41,7 @@ from ray_messaging.errors import (
     UnknownName,
 )
 from ray_messaging.model.agent_sets import NO_AGENTS, AgentSet
-from ray_messaging.model.step_numbers import step_count
+from ray_messaging.model.whole_numbers import step_count
 from ray_messaging.transports.step_values import StepSettings, WaitFor
 
 if TYPE_CHECKING:

@@ -15,7 +15,7 @@ from ray_messaging.interception.rules.rule import ALLOW, Added, StepRule, StepVe
 from ray_messaging.interception.verdicts import BatchVerdict
 from ray_messaging.model.batch import Batch
 from ray_messaging.model.columns import encode_payload
-from ray_messaging.model.step_numbers import delivery_step
+from ray_messaging.model.whole_numbers import delivery_step
 from ray_messaging.transports.experiment_store import Fields
 
 Tables = dict[str, tuple[str, Fields]]  # maps the name of a rule to the rule's `admission` (see StepRule) and state

@@ -14,7 +14,7 @@ from ray_messaging.common.backoff import REDIS_RETRY, Backoff
 from ray_messaging.common.process_tuning import relax_collector
 from ray_messaging.errors import ConnectionFailed, ServerRefused
 from ray_messaging.messager import GroupMessager, Messager
-from ray_messaging.model.step_numbers import check_until
+from ray_messaging.model.whole_numbers import check_until
 from ray_messaging.observability.metrics.messager_metrics import MessagerMetrics
 from ray_messaging.steps.step import Step
 from ray_messaging.steps.step_loop import driven_loop

@@ -1,4 +1,4 @@
-"""Checks of numbers of steps."""
+"""Checks of whole numbers that users pass, most of them numbers of steps. numpy's integers count, and bools do not."""
 
 from operator import index
 
